@@ -1,0 +1,56 @@
+"""Weight formats: one file each. A format says how numbers are stored (planes), and gives `pack` and `unpack`.
+
+Planes are plain arrays, the same for every source; a file's own packing ends in its source.
+
+| format | planes of an (N, K) matrix |
+|---|---|
+| f32, f16 | `values` (N, K) float32 / float16 |
+| bf16 | `values` (N, K) uint16: the upper half of a float32 |
+| q8 | `scales` (N, K/32) float16, `quants` (N, K) int8: w = scale · q |
+| q4 | `scales` (N, K/group) float16, `quants` (N, K/2) uint8; with a minimum `mins` (N, K/group) float16: w = scale · q + min, without: w = scale · (q − 8) |
+
+In q4 byte j of each 32 columns holds column j in its low and column j + 16 in its high nibble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import registry
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of one tensor: enough for plans, without reading a byte of it.
+
+    Attributes:
+        shape: (N,) or (N, K): outputs, inputs.
+        group: columns that share a scale; 0 for formats without scales.
+        minimum: q4 with a minimum per group.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    group: int
+    minimum: bool
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One weight in memory, in its file's precision."""
+
+    info: TensorInfo
+    planes: dict[str, np.ndarray]
+
+    def unpack(self) -> np.ndarray:
+        """The values as float32, of `info.shape`: exactly what the file's format defines."""
+        return registry.load("formats", self.info.format).unpack(self)
+
+
+def pack(name: str, values: np.ndarray, format: str, **options) -> Tensor:
+    """Round float32 `values` (N,) or (N, K) to `format`. Options: `group` (q4: 32, 64, 128), `minimum` (q4)."""
+    return registry.load("formats", format).pack(name, np.asarray(values, np.float32), **options)

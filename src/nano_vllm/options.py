@@ -1,0 +1,84 @@
+"""Options: what was asked. The only module that reads environment variables; each of them is also an option."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from . import registry
+from .errors import OptionError, UnknownOption
+
+ENVIRONMENT = {"cache_dir": "NANO_VLLM_CACHE", "log_level": "NANO_VLLM_LOG_LEVEL", "isa": "NANO_VLLM_ISA"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a model and its engine. vLLM's names where vLLM has one.
+
+    Attributes:
+        model: alias, Hugging Face id, folder, or .gguf file.
+        tokenizer: folder or tokenizer.json to use instead of the model's own.
+        backend: auto, or a file's name in backends/ (cpu, reference).
+        revision: of a Hugging Face id.
+        kv_cache_dtype: auto (f16 on cpu, f32 on reference), f32, f16, bf16.
+        block_size: tokens per cache block, a power of two from 16 to 1024.
+        num_blocks: of the cache; wins over kv_cache_memory.
+        kv_cache_memory: bytes for the cache ("512MB", 1.5e9); default a quarter of the free memory, no more than
+            max_num_seqs requests of full length need.
+        max_model_len: longest prompt and answer together; default what the model was trained for, if the cache holds it.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: tokens computed in one step; longer prompts are computed in chunks.
+        enable_prefix_caching: keep the blocks of finished requests for prompts that begin alike.
+        scheduler_policy: a file's name in policies/ (fifo, priority); "fcfs" is fifo.
+        threads: of the CPU backend; default the physical cores this process may use.
+        isa: instruction set of the CPU backend (generic, avx2, avx512); default the widest the processor has.
+        seed: from which requests without one draw theirs; None: from the operating system.
+        cache_dir: where downloads of aliases go.
+        log_level: debug, info, warning, error.
+    """
+
+    model: str = "smollm2"
+    tokenizer: str | None = None
+    revision: str | None = None
+    backend: str = "auto"
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory: int | float | str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = True
+    scheduler_policy: str = "fifo"
+    threads: int | None = None
+    isa: str | None = None
+    seed: int | None = None
+    cache_dir: str | None = None
+    log_level: str = "warning"
+
+
+def options(**asked) -> Options:
+    """Options from keywords, then the environment, then defaults. Unknown names and wrong values raise with the mend."""
+    known = {f.name for f in fields(Options)}
+    for name in asked:
+        if name not in known:
+            raise UnknownOption(f"no option {name!r}", "", registry.nearest(name, known) or f"Options are: {', '.join(sorted(known))}.")
+    for name, variable in ENVIRONMENT.items():
+        if asked.get(name) is None and os.environ.get(variable):
+            asked[name] = os.environ[variable]
+    return check(Options(**asked))
+
+
+def cache_dir(opts: Options | None = None) -> Path:
+    """The folder for downloads: the option, NANO_VLLM_CACHE, or the user's cache folder (XDG)."""
+    asked = (opts.cache_dir if opts else None) or os.environ.get(ENVIRONMENT["cache_dir"])
+    if asked:
+        return Path(asked).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nano-vllm"
+
+
+def check(opts: Options) -> Options:
+    """Raises OptionError for the first value that cannot be meant."""
+    # filled in by the engine's author
+    return opts
