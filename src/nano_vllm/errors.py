@@ -102,3 +102,7 @@ class EngineClosed(NanoVLLMError, RuntimeError):
     """The engine was closed, or its thread ended with an error."""
 
     status = 503
+
+
+class BatchError(NanoVLLMError, ValueError):
+    """A backend was given a step that its contract does not allow: a fault of the engine, never of a request."""
