@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from . import registry
 from .errors import OptionError, UnknownOption
+from .memory.machine import parse_bytes
 
 ENVIRONMENT = {"cache_dir": "NANO_VLLM_CACHE", "log_level": "NANO_VLLM_LOG_LEVEL", "isa": "NANO_VLLM_ISA"}
 
@@ -79,6 +80,45 @@ def cache_dir(opts: Options | None = None) -> Path:
 
 
 def check(opts: Options) -> Options:
-    """Raises OptionError for the first value that cannot be meant."""
-    # filled in by the engine's author
-    return opts
+    """Returns the options, or raises OptionError for the first value that cannot be meant."""
+
+    def refuse(name: str, why: str, mend: str = "") -> None:
+        raise OptionError(f"option {name} = {getattr(opts, name)!r} is not valid", why, mend)
+
+    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+        if not _is_count(getattr(opts, name)):
+            refuse(name, "it is a whole number of at least 1")
+    for name in ("num_blocks", "max_model_len", "threads"):
+        if getattr(opts, name) is not None and not _is_count(getattr(opts, name)):
+            refuse(name, "it is a whole number of at least 1")
+    if not 16 <= opts.block_size <= 1024 or opts.block_size & (opts.block_size - 1):
+        refuse("block_size", "it is a power of two from 16 to 1024")
+    if opts.threads is not None and opts.threads > 1024:
+        refuse("threads", "no machine has so many cores", "Leave it out to use the physical cores.")
+    if opts.kv_cache_memory is not None:
+        try:
+            parse_bytes(opts.kv_cache_memory)
+        except ValueError:
+            refuse("kv_cache_memory", "it is a number of bytes", 'Write it as 1.5e9, "512MB" or "2GiB".')
+    policies = {"fcfs": "fifo"} | {name: name for name in registry.names("policies")}
+    for name, choices in (
+        ("backend", ("auto", *registry.names("backends"))),
+        ("kv_cache_dtype", ("auto", "f32", "f16", "bf16")),
+        ("scheduler_policy", tuple(policies)),
+        ("log_level", ("debug", "info", "warning", "error")),
+    ):
+        if getattr(opts, name) not in choices:
+            refuse(name, f"it is one of {', '.join(choices)}")
+    if not isinstance(opts.enable_prefix_caching, bool):
+        refuse("enable_prefix_caching", "it is True or False")
+    if opts.seed is not None and (isinstance(opts.seed, bool) or not isinstance(opts.seed, int) or opts.seed < 0):
+        refuse("seed", "it is a whole number of at least 0")
+    for name in ("model", "tokenizer", "revision", "isa", "cache_dir"):
+        value = getattr(opts, name)
+        if not isinstance(value, (str, os.PathLike, type(None))) or (name == "model" and not value):
+            refuse(name, "it is a name or a path")
+    return replace(opts, scheduler_policy=policies[opts.scheduler_policy])
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31

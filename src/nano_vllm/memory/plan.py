@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import NotEnoughMemory, OptionError
+from ..model.program import Program
+from ..options import Options
+from .machine import format_bytes, free_memory, parse_bytes, physical_cores
+
+ITEMSIZE = {"f32": 4, "f16": 2, "bf16": 2}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -12,7 +19,7 @@ class Plan:
     Attributes:
         kv_cache_dtype: f32, f16 or bf16.
         num_blocks: cache blocks of block_size tokens.
-        threads, isa: of the CPU backend.
+        threads, isa: of the CPU backend; isa "" is the widest there is.
         reasons: field name -> why it has its value.
     """
 
@@ -26,3 +33,73 @@ class Plan:
     threads: int
     isa: str
     reasons: dict[str, str]
+
+
+def resolve(options: Options, program: Program, backend: str, default_kv_dtype: str) -> Plan:
+    """Options and model -> Plan. Raises NotEnoughMemory with the arithmetic, OptionError for what cannot be had together."""
+    why: dict[str, str] = {name: "as asked or by default" for name in ("block_size", "max_num_seqs", "max_num_batched_tokens")}
+    dtype, why["kv_cache_dtype"] = options.kv_cache_dtype, "as asked"
+    if dtype == "auto":
+        dtype, why["kv_cache_dtype"] = default_kv_dtype, f"the {backend} backend's default"
+    block_bytes = options.block_size * program.kv_elements_per_token() * ITEMSIZE[dtype]
+    num_blocks, why["num_blocks"] = _blocks(options, program, block_bytes)
+    tokens = num_blocks * options.block_size
+    max_model_len, why["max_model_len"] = _max_model_len(options, program, tokens, block_bytes)
+    threads, why["threads"] = (options.threads, "as asked") if options.threads else physical_cores()
+    why["isa"] = "as asked" if options.isa else "the widest this processor has"
+    why["backend"] = "as asked" if options.backend != "auto" else "the fastest that is usable here"
+    return Plan(
+        backend=backend,
+        kv_cache_dtype=dtype,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        threads=threads,
+        isa=options.isa or "",
+        reasons=why,
+    )
+
+
+def _blocks(options: Options, program: Program, block_bytes: int) -> tuple[int, str]:
+    if options.num_blocks is not None:
+        return options.num_blocks, "num_blocks as asked"
+    if options.kv_cache_memory is not None:
+        budget, source = parse_bytes(options.kv_cache_memory), "kv_cache_memory"
+    else:
+        free = free_memory()
+        budget, source = free // 4, f"a quarter of {format_bytes(free)} free"
+    blocks = budget // block_bytes
+    if blocks < 1:
+        raise NotEnoughMemory(
+            "the cache holds no block",
+            f"one block of {options.block_size} tokens takes {format_bytes(block_bytes)}; {source} gives {format_bytes(budget)}",
+            f"Give kv_cache_memory at least {format_bytes(block_bytes)}.",
+        )
+    longest = options.max_model_len or program.context
+    enough = options.max_num_seqs * -(-longest // options.block_size)
+    if options.kv_cache_memory is None and blocks > enough:
+        return enough, f"{options.max_num_seqs} requests of {longest:,} tokens"
+    return blocks, f"{format_bytes(budget)} ({source}) / {format_bytes(block_bytes)} per block"
+
+
+def _max_model_len(options: Options, program: Program, tokens: int, block_bytes: int) -> tuple[int, str]:
+    if options.max_model_len is None:
+        if program.context <= tokens:
+            return program.context, "what the model was trained for"
+        return tokens, f"what the cache holds; the model was trained for {program.context:,}"
+    if options.max_model_len > program.context:
+        raise OptionError(
+            f"max_model_len {options.max_model_len:,} is beyond the model's context",
+            f"it was trained for {program.context:,} positions",
+            f"Ask for at most {program.context}.",
+        )
+    if options.max_model_len > tokens:
+        need = -(-options.max_model_len // options.block_size) * block_bytes
+        raise NotEnoughMemory(
+            f"a request of max_model_len {options.max_model_len:,} does not fit the cache",
+            f"it needs {format_bytes(need)}; the cache holds {tokens:,} tokens",
+            f"Ask for max_model_len of at most {tokens}, or raise kv_cache_memory or num_blocks.",
+        )
+    return options.max_model_len, "as asked"

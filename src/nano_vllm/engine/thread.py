@@ -1,0 +1,97 @@
+"""The one engine thread: commands go in by a queue, updates come out through each request's sink."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from ..errors import EngineClosed
+from .engine import Engine
+from .request import ERROR, Request
+
+log = logging.getLogger(__name__)
+
+
+class EngineThread:
+    """Runs an Engine. All methods may be called from any thread; the engine itself is touched by its thread alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="nano-vllm-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: list[Request]) -> None:
+        """Queues requests together, so that they can share their first step."""
+        self._put(lambda: [self._submit(r) for r in requests])
+
+    def abort(self, request_ids: list[str]) -> None:
+        if not self._closing:
+            self._put(lambda: [self.engine.abort(i) for i in request_ids])
+
+    def call(self, function: Callable):
+        """Runs `function(engine)` between two steps and returns its result."""
+        box: queue.SimpleQueue = queue.SimpleQueue()
+
+        def command() -> None:
+            try:
+                box.put((function(self.engine), None))
+            except Exception as error:
+                box.put((None, error))
+
+        self._put(command)
+        value, error = box.get()
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """Ends the thread; requests that still run end with finish_reason "abort"."""
+        if not self._closing:
+            self._closing = True
+            self._commands.put(None)
+        self._thread.join()
+
+    def _put(self, command: Callable[[], None]) -> None:
+        if self._closing or self._failure is not None:
+            raise EngineClosed("the engine is closed", str(self._failure or ""), "Load the model again.")
+        self._commands.put(command)
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self.engine.submit(request)
+        except Exception as error:
+            self.engine.refuse(request, error)
+
+    def _run(self) -> None:
+        engine = self.engine
+        try:
+            while self._drain_commands():
+                if engine.busy:
+                    engine.step()
+        except BaseException as error:  # a fault of the engine itself: nobody may be left waiting
+            log.exception("engine thread ended")
+            self._failure = error
+        reason = ERROR if self._failure is not None else "abort"
+        for request in list(engine.requests.values()):
+            engine.abort(request.id, reason, self._failure)
+        self._closing = True
+        while not self._commands.empty():
+            if (command := self._commands.get()) is not None:
+                command()
+        for request in list(engine.requests.values()):
+            engine.abort(request.id, ERROR, EngineClosed("the engine is closed"))
+
+    def _drain_commands(self) -> bool:
+        """Runs the commands that wait; blocks for one when there is nothing else to do. False: time to end."""
+        while True:
+            if self.engine.busy and self._commands.empty():
+                return True
+            command = self._commands.get()
+            if command is None:
+                return False
+            command()
