@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import registry
+from ..errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,34 @@ class Tensor:
 def pack(name: str, values: np.ndarray, format: str, **options) -> Tensor:
     """Round float32 `values` (N,) or (N, K) to `format`. Options: `group` (q4: 32, 64, 128), `minimum` (q4)."""
     return registry.load("formats", format).pack(name, np.asarray(values, np.float32), **options)
+
+
+def describe(name: str, shape: tuple[int, ...], format: str, group: int = 0, minimum: bool = False) -> TensorInfo:
+    """The info of a tensor that `format` stores, with its size. OptionError where the format cannot hold the shape."""
+    module = registry.load("formats", format)
+    if group not in (module.GROUPS or (0,)):
+        raise OptionError(f"format {format} has no groups of {group}", f"{name} asks for them", f"Groups are {module.GROUPS}.")
+    if group and shape[-1] % group:
+        why = f"{name} has {shape[-1]} columns"
+        raise OptionError(f"format {format} needs columns in whole groups of {group}", why, "Use f16 for it.")
+    return TensorInfo(name, tuple(shape), format, group, minimum, module.nbytes(shape, group, minimum))
+
+
+def reorder(tensor: Tensor, order: np.ndarray) -> Tensor:
+    """The same tensor with row i taken from row `order[i]`; true for every format, as each row has planes of its own."""
+    return Tensor(tensor.info, {name: plane[order] for name, plane in tensor.planes.items()})
+
+
+def groups(array: np.ndarray, size: int) -> np.ndarray:
+    """(..., K) as (..., K / size, size)."""
+    return array.reshape(*array.shape[:-1], array.shape[-1] // size, size)
+
+
+def half(name: str, scales: np.ndarray) -> np.ndarray:
+    """(..., groups, 1) float32 scales or minima as (..., groups) float16. OptionError where one is not finite in it."""
+    with np.errstate(over="ignore"):
+        rounded = scales[..., 0].astype(np.float16)
+    if not np.isfinite(rounded).all():
+        why = f"{name} has values that are not finite, or too large for a float16 scale"
+        raise OptionError("the values cannot be quantised", why, "Use f32 or bf16 for it.")
+    return rounded
