@@ -1,0 +1,129 @@
+"""The command line: one file per command.
+
+A command is a file in this folder with HELP (one line), `add_arguments(parser)` and `main(args) -> int` (the exit code).
+Only the command that is asked for is imported, and a command imports what is heavy when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from .. import registry
+from ..errors import NanoVLLMError, OptionError, UnknownOption
+
+INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + the signal's number, as shells report it
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises OptionError instead of printing its usage and leaving."""
+
+    def error(self, message: str):
+        raise OptionError(message.removeprefix("argument "), "", f"See {self.prog} --help.")
+
+
+def version() -> str:
+    """The installed version; in a source tree without an installation the one in pyproject.toml."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("nano-vllm")
+    except metadata.PackageNotFoundError:
+        from pathlib import Path
+
+        for line in (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8").splitlines():
+            if line.startswith("version = "):
+                return line.split('"')[1]
+        raise
+
+
+def usage() -> str:
+    """The text of `nano-vllm --help`."""
+    commands = "\n".join(f"  {name:<12}{module.HELP}" for name, module in registry.modules("cli").items())
+    return (
+        "usage: nano-vllm COMMAND [options]\n\n"
+        f"commands:\n{commands}\n\n"
+        "  nano-vllm COMMAND --help    a command's options\n"
+        "  nano-vllm --version         the version"
+    )
+
+
+def parser(command: str) -> Parser:
+    """The parser of one command."""
+    module = registry.load("cli", command)
+    made = Parser(prog=f"nano-vllm {command}", description=module.HELP, allow_abbrev=False)
+    module.add_arguments(made)
+    return made
+
+
+def parse(command: str, argv: list[str]) -> argparse.Namespace:
+    """Arguments of `command`; an unknown flag raises UnknownOption naming the nearest one."""
+    made = parser(command)
+    args, unknown = made.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        if not flag.startswith("-"):
+            raise OptionError(f"one argument too many, {flag!r}", "", "Put a text of several words in quotes.")
+        flags = [f for action in made._actions for f in action.option_strings]
+        raise UnknownOption(f"{command} has no option {flag}", "", _question(flag, flags) or f"See nano-vllm {command} --help.")
+    return args
+
+
+def _question(word: str, known: list[str]) -> str:
+    near = registry.nearest(word, known)
+    return near[:1].upper() + near[1:]
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        print(f"nano-vllm {version()}")
+        return 0
+    command, known = argv[0], registry.names("cli")
+    if command not in known:
+        raise UnknownOption(f"no command {command!r}", "", _question(command, known) or f"Commands are: {', '.join(known)}.")
+    args = parse(command, argv[1:])
+    code = registry.load("cli", command).main(args)
+    sys.stdout.flush()
+    return code
+
+
+def _debugging(argv: list[str]) -> bool:
+    """Whether tracebacks are wanted: --log-level debug, or the same from the environment. Must not raise."""
+    from .. import options
+
+    for i, word in enumerate(argv):
+        if word.startswith("--log-level"):
+            return "debug" in (word, *argv[i + 1 : i + 2]) or word.endswith("=debug")
+    try:
+        return options.options().log_level == "debug"
+    except NanoVLLMError:
+        return False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0, 1 failed, 2 wrongly asked, 130 interrupted."""
+    argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the answer
+    try:
+        return _dispatch(argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`| head`). What is still buffered must not raise again when Python closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception as error:
+        if _debugging(argv):
+            raise
+        if isinstance(error, NanoVLLMError):
+            print(f"nano-vllm: {' '.join(str(error).split())}", file=sys.stderr)
+            return error.exit_code
+        text = " ".join(str(error).split())
+        print(f"nano-vllm: {type(error).__name__}: {text} (--log-level debug shows where)", file=sys.stderr)
+        return 1

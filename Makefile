@@ -1,0 +1,78 @@
+# make demo and make test are all that a new user needs; both make .venv and install the project into it.
+# PYTHON=… picks the Python; otherwise the first of these that is 3.10 or newer.
+
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+endif
+BIN := .venv/bin
+STAMPS := .venv/stamps
+SOURCES := $(shell find src native -type f -not -name '*.pyc' -not -name '*.so' 2>/dev/null) pyproject.toml CMakeLists.txt README.md LICENSE
+PROMPT ?= Why is the sky blue? Answer in two sentences.
+
+# Requirements as pyproject.toml lists them: the only place that does. pip brings a TOML reader for Python 3.10.
+REQUIREMENTS = $(BIN)/python -c 'import sys; \
+	exec("try:\n import tomllib\nexcept ImportError:\n from pip._vendor import tomli as tomllib"); \
+	p = tomllib.load(open("pyproject.toml", "rb")); \
+	print("\n".join(p["build-system"]["requires"] if sys.argv[1] == "build" else p["project"]["optional-dependencies"][sys.argv[1]]))'
+
+.PHONY: demo test deps install model sanitize bench docs clean
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+demo: install  ## fetch the default model, answer a prompt
+	$(BIN)/nano-vllm pull smollm2
+	$(BIN)/nano-vllm run --temperature 0 --max-tokens 128 "$(PROMPT)" </dev/null
+
+test: install $(STAMPS)/dev model  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+install: $(STAMPS)/project  ## the project, into .venv
+
+model: install  ## the default model, into the cache folder
+	$(BIN)/nano-vllm pull smollm2
+
+sanitize: $(STAMPS)/build  ## the native part under the address and undefined-behaviour sanitizers
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash native/sanitize.sh
+
+bench: install  ## side by side with llama-cpp-python, which this builds (minutes)
+	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/pip install --quiet --no-binary llama-cpp-python $$($(REQUIREMENTS) bench)
+	$(BIN)/python benchmarks/compare.py $(ARGS)
+
+docs: install  ## rewrite docs/cli.md from the commands' own flags
+	$(BIN)/python docs/write_cli.py
+
+clean:  ## remove .venv and what was built; downloaded models stay
+	rm -rf .venv build dist
+
+# What pip cannot bring: a compiler, and on Debian the parts of Python that it packs separately.
+deps:  ## install what is missing from Debian's packages (root), or say what to install
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 or newer: install one, or name it with PYTHON=…"; exit 1; }
+	@missing=""; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
+		|| missing="$$missing python3-dev"; \
+	command -v c++ >/dev/null || missing="$$missing g++"; \
+	test -z "$$missing" && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	else echo "Missing:$$missing. Install these (on Debian and Ubuntu: sudo apt-get install$$missing), then try again."; exit 1; fi
+
+$(BIN)/python: | deps
+	$(PYTHON) -m venv .venv
+
+# The build's requirements live in .venv and the build folder is kept, so that a change rebuilds only what it touches.
+$(STAMPS)/build: pyproject.toml | $(BIN)/python
+	@mkdir -p $(STAMPS)
+	$(BIN)/pip install --quiet $$($(REQUIREMENTS) build) \
+		$$(command -v cmake >/dev/null || echo cmake) $$(command -v ninja >/dev/null || echo ninja)
+	@touch $@
+
+$(STAMPS)/project: $(SOURCES) $(STAMPS)/build
+	$(BIN)/pip install --quiet --no-build-isolation --config-settings=build-dir=build/venv .
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml | $(BIN)/python
+	@mkdir -p $(STAMPS)
+	$(BIN)/pip install --quiet $$($(REQUIREMENTS) dev)
+	@touch $@

@@ -1,0 +1,32 @@
+"""Opening the model a command asks for."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import contextmanager
+from dataclasses import replace
+
+from . import _flags
+
+
+def checked(args: argparse.Namespace) -> dict:
+    """The sampling parameters that were given, checked before a model is loaded."""
+    from ..sampling.params import SamplingParams
+
+    given = _flags.asked(args, _flags.sampling_flags())
+    SamplingParams(**given)
+    return given
+
+
+@contextmanager
+def loaded(args: argparse.Namespace):
+    """The LLM of the flags; closed at the end."""
+    from ..llm import LLM
+
+    with LLM(**_flags.asked(args, _flags.model_flags())) as llm:
+        yield llm
+
+
+def params(llm, given: dict, **defaults):
+    """What was given, else `defaults`, else what the model's own generation_config says."""
+    return replace(llm.default_sampling_params(), **{**defaults, **given})

@@ -1,0 +1,123 @@
+"""Perplexity of a text: the measure of what a format or a backend costs.
+
+Windows do not overlap, and the second half of each is scored, as llama.cpp's perplexity tool does it; values are comparable with its.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .engine.backend import Batch
+from .errors import OptionError
+from .sampling.pipeline import SamplingBatch
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Attributes:
+    value: exp of the mean negative log-likelihood (natural logarithm) of the scored tokens.
+    tokens: how many were scored.
+    windows: how many whole windows the text holds.
+    stderr: standard error of `value`: value · sd(nll) / sqrt(tokens − 1).
+    """
+
+    value: float
+    tokens: int
+    windows: int
+    stderr: float
+
+
+def _no_sampling(rows: int) -> SamplingBatch:
+    """Parameters of rows that want logits: none is drawn from."""
+    none, starts = np.zeros(0, np.int32), np.zeros(rows + 1, np.int32)
+    zeros = np.zeros(rows, np.int32)
+    return SamplingBatch(
+        values={},
+        seed=np.zeros(rows, np.uint64),
+        index=zeros,
+        position=zeros,
+        history=none,
+        history_starts=starts,
+        prompt_lengths=zeros,
+        banned=none,
+        banned_starts=starts,
+    )
+
+
+def _batch(ids: np.ndarray, begin: int, end: int, scored: int, table: np.ndarray) -> Batch:
+    """Rows `begin` to `end` of one window `ids`; those from `scored` on want logits."""
+    wanted = np.arange(max(scored, begin) - begin, end - begin, dtype=np.int32)
+    return Batch(
+        tokens=ids[begin:end],
+        sources=np.full(end - begin, -1, np.int32),
+        positions=np.arange(begin, end, dtype=np.int32),
+        starts=np.array([0, end - begin], np.int32),
+        block_tables=(table,),
+        wanted=wanted,
+        sampling=_no_sampling(len(wanted)),
+        want_logits=np.ones(len(wanted), bool),
+    )
+
+
+def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """log softmax(logits)[target] per row, in float64. logits (rows, vocabulary) float32, targets (rows,)."""
+    found = np.empty(len(targets))
+    for i, (row, target) in enumerate(zip(logits, targets, strict=True)):  # a row at a time: float64 of all would be large
+        wide = row.astype(np.float64)
+        top = wide.max()
+        found[i] = wide[target] - top - math.log(np.exp(wide - top).sum())
+    return found
+
+
+def perplexity(
+    session,
+    ids,
+    window: int,
+    progress: Callable[[int, int, float], None] | None = None,
+    *,
+    block_size: int = 16,
+    max_rows: int = 512,
+    max_wanted: int = 256,
+    bos: int | None = None,
+) -> Perplexity:
+    """Scores `ids` (a sequence of token ids) with an idle session, whose cache blocks 0 … are overwritten.
+
+    Position p of a window predicts token p + 1; window/2 ≤ p ≤ window − 2 are scored. Tokens after the last whole window are not used.
+
+    Args:
+        progress: called after each window with (windows done, windows, perplexity so far).
+        block_size: of the session's cache.
+        max_rows, max_wanted: most rows, and most rows with logits, of one step.
+        bos: id that takes the place of each window's first token, for models whose tokenizer begins a text with one.
+
+    Raises:
+        OptionError: the window is shorter than 4 or longer than the text.
+    """
+    ids = np.asarray(ids, np.int32)
+    windows = len(ids) // window if window >= 4 else 0
+    if not windows:
+        fact = f"the text has {len(ids)} tokens" if window >= 4 else "a window has at least 4 tokens"
+        raise OptionError(f"--window {window} is not possible", fact, "Choose a window between 4 and the text's length.")
+    table = np.arange(-(-window // block_size), dtype=np.int32)[None]  # (1, blocks)
+    half, scores = window // 2, []
+    for w in range(windows):
+        text = ids[w * window : (w + 1) * window].copy()
+        targets = text[1:].copy()
+        if bos is not None:
+            text[0] = bos
+        begin = 0
+        while begin < window - 1:
+            end = min(begin + max_rows, window - 1, max(begin, half) + max_wanted)
+            result = session.submit(_batch(text, begin, end, half, table)).result()
+            if end > half:
+                scores.append(-log_likelihoods(result.logits, targets[max(begin, half) : end]))
+            begin = end
+        if progress:
+            progress(w + 1, windows, math.exp(np.concatenate(scores).mean()))
+    nll = np.concatenate(scores)
+    value = math.exp(nll.mean())
+    return Perplexity(value, len(nll), windows, value * float(nll.std()) / math.sqrt(len(nll) - 1))
