@@ -1,0 +1,102 @@
+// Weight matrices packed for the kernels, and what can be done with them.
+//
+// Packed layout "n32", the same for every instruction set. The n outputs lie in blocks of 32 (the last padded with zeros), one
+// block after the other; a block is one forward stream over k, and every part of it is 64-byte aligned:
+//   q4    per scale group: group / 32 steps of 512 bytes of nibbles; 32 float16 scales; with a minimum 32 float16 minima.
+//         A step is 32 columns: two halves (outputs 0..15, 16..31) × four vectors t of 64 bytes; byte 4·o + j of a vector holds
+//         column 4·t + j of output o in its low nibble and column 16 + 4·t + j in its high one.
+//   q8    per 32 columns: two halves × eight vectors of 64 bytes, byte 4·o + j = q[o][4·t + j] + 128; 32 float16 scales.
+//   bf16  [(k + 1) / 2][32 outputs] uint32: the even column in the upper half, the odd one in the lower (zero past k).
+//   f16   [k][32 outputs] uint16.   f32   [k][32 outputs] float.
+// q4 and q8 need k to be a multiple of the group, and the group of 32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nano {
+
+enum class Format { f32, f16, bf16, q8, q4 };
+
+constexpr int BLOCK = 32;  // outputs of a block, columns of a quantised group of activations
+
+struct Matrix {
+    Format format = Format::f32;
+    int n = 0, k = 0;      // outputs, inputs
+    int group = 0;         // columns that share a scale: q8 32, q4 a multiple of 32, otherwise 0
+    bool minimum = false;  // q4: w = scale · q + min, else scale · (q − 8)
+    const uint8_t *data = nullptr;  // 64-byte aligned
+    size_t bytes = 0;
+
+    int blocks() const { return (n + BLOCK - 1) / BLOCK; }
+    bool quantized() const { return format == Format::q8 || format == Format::q4; }
+};
+
+// Bytes of one block of 32 outputs, and of a whole packed matrix.
+size_t block_bytes(Format format, int k, int group, bool minimum);
+size_t packed_bytes(Format format, int n, int k, int group, bool minimum);
+
+// A canonical plane (see formats/__init__.py) where it lies, strides in bytes. `group` leads from one scale group to the next
+// inside a row, so that the blocks of a file need no copy; what lies inside a group is contiguous. Formats without groups
+// have contiguous rows.
+struct Plane {
+    const uint8_t *data = nullptr;
+    ptrdiff_t row = 0, group = 0;
+};
+
+struct Planes {
+    Plane values;  // values or quants
+    Plane scales, mins;
+};
+
+// Blocks [block_begin, block_end) of `shape` (whose data is not read) to their places in `dst`, the start of the matrix.
+void pack(const Matrix &shape, const Planes &planes, uint8_t *dst, int block_begin, int block_end);
+
+// Rows of float32 rounded to int8 per 32 columns: x ≈ scale · q with scale = max|x| / 127, q = x · (127 / max|x|) to nearest even.
+// A group whose largest magnitude is under 2^-119 counts as zero (scale 0). A group with a NaN or an infinity has scale NaN and
+// q 0: every output of its row becomes NaN.
+struct Activations {
+    int8_t *q = nullptr;       // (rows, k)
+    float *scale = nullptr;    // (rows, k / 32)
+    int32_t *sum = nullptr;    // (rows, k / 32) Σ q
+    float *shift = nullptr;    // (rows, k / 32) scale · Σ q, what a minimum is multiplied with
+    int k = 0;
+
+    // The same with `row` as its first.
+    Activations from(int row) const {
+        const size_t g = (size_t)row * (k / BLOCK);
+        return {q + (size_t)row * k, scale + g, sum + g, shift + g, k};
+    }
+};
+
+// Memory for `rows` rows of activations (k a multiple of 32), and its division; `memory` is 64-byte aligned.
+size_t activations_bytes(int rows, int k);
+Activations activations_in(void *memory, int rows, int k);
+
+// One instruction set's kernels; all give the same bits.
+struct MatrixKernels {
+    const char *name;
+
+    // Rows [row_begin, row_end) of x, whose rows begin every ldx floats, into the same rows of `out`.
+    void (*quantize)(const float *x, size_t ldx, int row_begin, int row_end, Activations out);
+
+    // out[r][o] for r < rows and the outputs of blocks [block_begin, block_end): out = Σ_k w[o][k] · x[r][k] + bias[o], and with
+    // `accumulate` out = out + (Σ + bias). `out` points at output 0 of row 0, rows begin every ldo floats; bias may be null.
+    // q8 and q4 read `a` (x unused), the others x (a unused). Per output one chain in ascending k, whatever the rows, blocks
+    // and threads: f32, f16, bf16 acc = fma(x, w, acc); q8 and q4 per 32 columns acc = fma(float(Σ q_w · q_x), w_scale ·
+    // x_scale, acc), where q4 without a minimum counts q_w from −8, then with a minimum acc = fma(min, x_shift, acc).
+    void (*linear)(const Matrix &w, const Activations &a, const float *x, size_t ldx, int rows, float *out, size_t ldo,
+                   int block_begin, int block_end, const float *bias, bool accumulate);
+
+    // out[r] = row ids[r] of w as float32, for rows [row_begin, row_end); ids lie in 0..n−1.
+    void (*embed)(const Matrix &w, const int32_t *ids, int row_begin, int row_end, float *out, size_t ldo);
+
+    void (*exp)(const float *x, float *out, size_t n);  // for tests of the one exponential
+};
+
+// Defined by matrix.cpp, which is compiled once per instruction set.
+namespace generic { extern const MatrixKernels matrix_kernels; }
+namespace avx2 { extern const MatrixKernels matrix_kernels; }
+namespace avx512 { extern const MatrixKernels matrix_kernels; }
+
+}  // namespace nano
