@@ -1,0 +1,108 @@
+"""Where the reference backend rounds as fast backends do: activations to int8 before quantised weights, the cache to 16 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..formats import Tensor
+
+GROUP = 32  # columns of an activation that share a scale
+
+
+def quantize_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x (rows, K) -> whole numbers −127 to 127 (rows, K/32, 32) and scales (rows, K/32), both float32.
+
+    Per row and 32 columns: scale = absmax / 127, q = rint(x · (127 / absmax)), ties to even; all zeros have the scale 0.
+    """
+    groups = x.reshape(len(x), -1, GROUP)
+    absmax = np.abs(groups).max(axis=-1)
+    inverse = np.divide(np.float32(127), absmax, out=np.zeros_like(absmax), where=absmax > 0)
+    return np.rint(groups * inverse[..., None]), absmax / np.float32(127)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A q4 or q8 matrix by groups of 32 columns: quants (K/32, N, 32) whole numbers, scales and mins (K/32, N), float32."""
+
+    quants: np.ndarray
+    scales: np.ndarray
+    mins: np.ndarray | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Quantized:
+        planes, (n, k) = tensor.planes, tensor.info.shape
+        quants = planes["quants"]
+        if tensor.info.format == "q4":
+            halves = quants.reshape(n, k // GROUP, GROUP // 2)
+            quants = np.concatenate([halves & 15, halves >> 4], axis=-1).astype(np.float32)
+            quants = quants if "mins" in planes else quants - 8
+        repeats = k // GROUP // planes["scales"].shape[1]
+
+        def by_group(plane: np.ndarray) -> np.ndarray:
+            return np.ascontiguousarray(np.repeat(plane.astype(np.float32), repeats, axis=1).T)
+
+        quants = np.ascontiguousarray(quants.reshape(n, k // GROUP, GROUP).transpose(1, 0, 2).astype(np.float32))
+        return cls(quants, by_group(planes["scales"]), by_group(planes["mins"]) if "mins" in planes else None)
+
+
+def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a · b + c with one rounding to float32, but for ties of the float64 sum."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def linear_int8(x: np.ndarray, weight: Quantized, bias: np.ndarray | None) -> np.ndarray:
+    """As `linear`, with x rounded by `quantize_rows`. Groups are added in ascending order:
+    y = Σ (x_scale · w_scale) · Σ x_q · w_q, plus w_min · (x_scale · Σ x_q) where the weight has a minimum.
+
+    Within a group the sum is of whole numbers below 2^24, which float32 holds exactly in any order.
+    """
+    q, scales = quantize_rows(x)
+    y = np.zeros((len(x), weight.scales.shape[1]), np.float32)
+    for g in range(q.shape[1]):
+        dots = q[:, g] @ weight.quants[g].T
+        y = fused(scales[:, g, None] * weight.scales[g], dots, y)
+        if weight.mins is not None:
+            y = fused((scales[:, g] * q[:, g].sum(axis=-1))[:, None], weight.mins[g], y)
+    return y if bias is None else y + bias
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """float32 -> uint16, the upper half, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), (bits >> 16).astype(np.uint16) | np.uint16(64), rounded)
+
+
+def from_bf16(x: np.ndarray) -> np.ndarray:
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_f16(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16)
+
+
+def as_f32(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32, copy=False)
+
+
+CACHE_TYPES = {"f32": (np.float32, as_f32, as_f32), "f16": (np.float16, to_f16, as_f32), "bf16": (np.uint16, to_bf16, from_bf16)}
+
+
+class PagedCache:
+    """Keys and values of one layer, each [block, slot, kv_head, head_size] in the cache's type."""
+
+    def __init__(self, blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: str) -> None:
+        storage, self.encode, self.decode = CACHE_TYPES[dtype]
+        self.keys, self.values = (np.zeros((blocks, block_size, kv_heads, head_size), storage) for _ in range(2))
+
+    def write(self, blocks: np.ndarray, slots: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+        """blocks, slots (rows,); k, v (rows, kv_heads, head_size), rounded to the cache's type here."""
+        self.keys[blocks, slots] = self.encode(k)
+        self.values[blocks, slots] = self.encode(v)
+
+    def read(self, blocks: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """-> keys and values (kv_heads, n, head_size) float32 of n slots."""
+        return tuple(self.decode(plane[blocks, slots]).transpose(1, 0, 2) for plane in (self.keys, self.values))
