@@ -132,5 +132,3 @@ def _timings(request: Request) -> Timings:
     scheduled = request.first_scheduled or end
     first = request.first_token or end
     return Timings(scheduled - request.arrival, first - request.arrival, first - scheduled, end - first)
-
-

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..sampling.params import SamplingParams
-from ..text.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from ..text.detokenizer import Detokenizer
 
 STOP, LENGTH, ABORT, TIMEOUT, ERROR = "stop", "length", "abort", "timeout", "error"
 REASONS = (STOP, LENGTH, ABORT, TIMEOUT, ERROR)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ..errors import EngineClosed
 from .engine import Engine
-from .request import ERROR, Request
+from .request import ABORT, ERROR, Request
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ class EngineThread:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # between "is it open" and "put": a command is run or refused, never lost
         self._closing = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="nano-vllm-engine", daemon=True)
@@ -30,8 +31,10 @@ class EngineThread:
         self._put(lambda: [self._submit(r) for r in requests])
 
     def abort(self, request_ids: list[str]) -> None:
-        if not self._closing:
+        try:
             self._put(lambda: [self.engine.abort(i) for i in request_ids])
+        except EngineClosed:
+            pass  # closing ends every request
 
     def call(self, function: Callable):
         """Runs `function(engine)` between two steps and returns its result."""
@@ -51,15 +54,17 @@ class EngineThread:
 
     def close(self) -> None:
         """Ends the thread; requests that still run end with finish_reason "abort"."""
-        if not self._closing:
-            self._closing = True
-            self._commands.put(None)
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._commands.put(None)
         self._thread.join()
 
     def _put(self, command: Callable[[], None]) -> None:
-        if self._closing or self._failure is not None:
-            raise EngineClosed("the engine is closed", str(self._failure or ""), "Load the model again.")
-        self._commands.put(command)
+        with self._lock:
+            if self._closing:
+                raise EngineClosed("the engine is closed", str(self._failure or ""), "Load the model again.")
+            self._commands.put(command)
 
     def _submit(self, request: Request) -> None:
         try:
@@ -76,15 +81,13 @@ class EngineThread:
         except BaseException as error:  # a fault of the engine itself: nobody may be left waiting
             log.exception("engine thread ended")
             self._failure = error
-        reason = ERROR if self._failure is not None else "abort"
-        for request in list(engine.requests.values()):
-            engine.abort(request.id, reason, self._failure)
-        self._closing = True
+        with self._lock:
+            self._closing = True
         while not self._commands.empty():
             if (command := self._commands.get()) is not None:
                 command()
-        for request in list(engine.requests.values()):
-            engine.abort(request.id, ERROR, EngineClosed("the engine is closed"))
+        for request_id in list(engine.requests):
+            engine.abort(request_id, ABORT if self._failure is None else ERROR, self._failure)
 
     def _drain_commands(self) -> bool:
         """Runs the commands that wait; blocks for one when there is nothing else to do. False: time to end."""

@@ -1,0 +1,67 @@
+"""AsyncLLM: the same engine thread, for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from .engine.request import Update
+from .llm import LLM, Prompt
+from .outputs import Answer, StreamPiece
+from .sampling.params import SamplingParams
+
+
+class AsyncLLM:
+    """An LLM whose answers are awaited. Loading blocks; `await AsyncLLM.load(…)` does it in a thread."""
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        self.llm = LLM(model, **options)
+
+    @classmethod
+    async def load(cls, model: str = "smollm2", **options: Any) -> AsyncLLM:
+        return await asyncio.to_thread(cls, model, **options)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.llm.close)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request, in whatever state it is, with finish_reason "abort"."""
+        self.llm._thread.abort([request_id])
+
+    async def generate(
+        self,
+        prompt: Prompt | Sequence[dict],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[StreamPiece]:
+        """Pieces of the answer to a raw prompt, or to a list of chat messages. Leaving the loop aborts the request."""
+        llm, loop = self.llm, asyncio.get_running_loop()
+        is_chat = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        text, ids = llm._encode_chat(prompt, {}) if is_chat else llm._encode_prompt(prompt)
+        updates: asyncio.Queue[Update] = asyncio.Queue()
+
+        def sink(update: Update) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(updates.put_nowait, update)
+
+        params = sampling_params or llm.default_sampling_params()
+        request = llm._loaded.engine.make_request(ids, params, sink, request_id, priority, cache_salt)
+        answer = Answer(request, text, llm.tokenizer)
+        llm._thread.submit([request])
+        try:
+            while answer.finish_reason is None:
+                update = await updates.get()
+                piece = answer.add(update)
+                done = answer.finish_reason is not None
+                yield StreamPiece(piece, update.ids, answer.finish_reason, answer.output() if done else None)
+        finally:
+            llm._thread.abort([request.id])

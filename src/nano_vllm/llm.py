@@ -1,0 +1,214 @@
+"""LLM: a model in this process. The same straight line as the server's, without its HTTP ends."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .engine.request import Request, Update
+from .engine.thread import EngineThread
+from .errors import PromptError
+from .loading import load
+from .options import options as make_options
+from .outputs import Answer, RequestOutput, StreamPiece
+from .sampling.params import SamplingParams, merged
+from .text.template import ChatTemplate, encode_chat
+
+Prompt = str | dict[str, Any] | Sequence[int]
+
+
+class LLM:
+    """A loaded model: `LLM("smollm2")`, an alias, a Hugging Face id, a folder or a .gguf file.
+
+    Keywords are the fields of `Options`. Use it as a context manager, or call `close()`: both free everything.
+    Its methods may be called from several threads; all requests share one engine.
+    """
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        self._loaded = load(make_options(model=model, **options))
+        self._thread = EngineThread(self._loaded.engine)
+        self.options, self.plan, self.spec = self._loaded.options, self._loaded.plan, self._loaded.spec
+        self.tokenizer = self._loaded.tokenizer
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends running requests (finish_reason "abort") and frees the model. Closing twice is no error."""
+        self._thread.close()
+        self._loaded.close()
+
+    # -- whole answers
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Answers to raw prompts, in their order.
+
+        Args:
+            prompts: text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these.
+            sampling_params: one for all, or one each; None: the model's own defaults.
+            use_tqdm: a progress bar for lists, where standard error is a terminal.
+        """
+        prompts = [prompts] if isinstance(prompts, (str, dict)) or _is_ids(prompts) else list(prompts)
+        return self._run([self._encode_prompt(p) for p in prompts], sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[dict] | Sequence[Sequence[dict]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or several, through the model's chat template.
+
+        Args:
+            template: `chat_template` (Jinja source instead of the model's), `add_generation_prompt`, `tools`, and what the
+                template itself knows (`enable_thinking`, …).
+        """
+        single = len(messages) == 0 or isinstance(messages[0], dict)
+        chats = [messages] if single else messages
+        return self._run([self._encode_chat(m, template) for m in chats], sampling_params, use_tqdm, 0)
+
+    def _run(self, prompts: list[tuple[str | None, list[int]]], params, use_tqdm: bool, priority) -> list[RequestOutput]:
+        each_params = self._one_each(params if params is not None else self.default_sampling_params(), len(prompts), "params")
+        priorities = self._one_each(priority, len(prompts), "priorities")
+        updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
+        answers: dict[str, Answer] = {}
+        requests = []
+        for (text, ids), p, rank in zip(prompts, each_params, priorities):
+            request = self._request(ids, p, updates.put, rank)
+            requests.append(request)
+            answers[request.id] = Answer(request, text, self.tokenizer)
+        bar = _progress_bar(len(requests), use_tqdm)
+        self._thread.submit(requests)
+        running = set(answers)
+        try:
+            while running:
+                update = updates.get()
+                answers[update.request.id].add(update)
+                if update.finish_reason is not None:
+                    running.discard(update.request.id)
+                    bar.update(1)
+        finally:
+            if running:  # an error, or Ctrl-C: what still runs is of no use to anybody
+                self._thread.abort(list(running))
+            bar.close()
+        return [a.output() for a in answers.values()]
+
+    @staticmethod
+    def _one_each(value, n: int, what: str) -> list:
+        if isinstance(value, (list, tuple)):
+            if len(value) != n:
+                raise PromptError(f"{len(value)} {what} for {n} prompts", "", "Give one, or one for each prompt.")
+            return list(value)
+        return [value] * n
+
+    # -- streams
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, stream_interval: int = 1
+    ) -> Iterator[StreamPiece]:
+        """Pieces of the answer as they become certain, `stream_interval` tokens at a time; the last one has `.output`.
+
+        Closing the iterator aborts the request.
+        """
+        return self._stream(*self._encode_prompt(prompt), sampling_params, stream_interval)
+
+    generate_stream = stream
+
+    def stream_chat(
+        self,
+        messages: Sequence[dict],
+        sampling_params: SamplingParams | None = None,
+        stream_interval: int = 1,
+        **template: Any,
+    ) -> Iterator[StreamPiece]:
+        """`stream` for a conversation; `template` as for `chat`."""
+        return self._stream(*self._encode_chat(messages, template), sampling_params, stream_interval)
+
+    def _stream(self, text: str | None, ids: list[int], params, interval: int) -> Iterator[StreamPiece]:
+        if not isinstance(interval, int) or interval < 1:
+            raise PromptError(f"stream_interval {interval!r} is not valid", "it is a whole number of at least 1")
+        updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
+        request = self._request(ids, params or self.default_sampling_params(), updates.put, 0)
+        answer = Answer(request, text, self.tokenizer)
+        self._thread.submit([request])
+        return self._pieces(request, answer, updates, interval)
+
+    def _pieces(self, request: Request, answer: Answer, updates: queue.SimpleQueue, interval: int) -> Iterator[StreamPiece]:
+        text, ids = "", []
+        try:
+            while answer.finish_reason is None:
+                update = updates.get()
+                text += answer.add(update)
+                ids += update.ids
+                if answer.finish_reason is not None:
+                    yield StreamPiece(text, ids, answer.finish_reason, answer.output())
+                elif len(ids) >= interval:
+                    yield StreamPiece(text, ids)
+                    text, ids = "", []
+        finally:
+            self._thread.abort([request.id])
+
+    # -- text and numbers
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of raw text, with the tokens that the model wants around it (BOS)."""
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens)
+
+    def default_sampling_params(self) -> SamplingParams:
+        """The model's generation_config where it says something, vLLM's defaults elsewhere."""
+        return merged(self._loaded.generation_config, {})
+
+    def stats(self) -> dict:
+        """Counters since loading, and what a step reads: `weight_bytes`, `kv_bytes_per_token`."""
+        session = self._loaded.engine.session
+        counters = self._thread.call(lambda engine: engine.stats.as_dict())
+        return counters | {"weight_bytes": session.weight_bytes, "kv_bytes_per_token": session.kv_bytes_per_token}
+
+    # -- from what users give to ids
+
+    def _request(self, ids: list[int], params: SamplingParams, sink, priority: int) -> Request:
+        return self._loaded.engine.make_request(ids, params, sink, priority=priority)
+
+    def _encode_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if isinstance(prompt, dict) and set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+            return prompt["prompt"], self.tokenizer.encode(prompt["prompt"])
+        if isinstance(prompt, dict) and set(prompt) == {"prompt_token_ids"}:
+            return None, list(prompt["prompt_token_ids"])
+        if _is_ids(prompt):
+            return None, list(prompt)
+        raise PromptError(
+            f"a prompt of type {type(prompt).__name__} is not understood", "", 'Give text, {"prompt": …} or {"prompt_token_ids": …}.'
+        )
+
+    def _encode_chat(self, messages: Sequence[dict], template: dict[str, Any]) -> tuple[str, list[int]]:
+        template = dict(template)
+        source = template.pop("chat_template", None) or self.tokenizer.chat_template
+        rendered = ChatTemplate(source, self.tokenizer.special_tokens).render(messages, **template)
+        return rendered.text, encode_chat(self.tokenizer, rendered)
+
+
+def _is_ids(prompt: Any) -> bool:
+    """A flat list of ids, which is one prompt and not several."""
+    return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and all(isinstance(t, int) for t in prompt)
+
+
+def _progress_bar(total: int, wanted: bool):
+    from tqdm import tqdm  # here, since most uses of the package never show a bar
+
+    return tqdm(total=total, desc="Answers", disable=None if wanted and total > 1 else True, dynamic_ncols=True)

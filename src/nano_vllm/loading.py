@@ -1,0 +1,102 @@
+"""From what the user named to a running engine: resolve, open, plan, load. LLM and AsyncLLM share it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from types import ModuleType
+
+from . import registry
+from .engine.engine import Engine
+from .errors import BackendUnavailable, ModelFileError
+from .memory.plan import Plan, resolve
+from .model.program import Program, lower
+from .model.spec import Model
+from .model.weights import OpenedModel, open_model
+from .options import Options
+from .sources.resolve import resolve as resolve_path
+from .text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that can answer."""
+
+    options: Options
+    spec: Model
+    plan: Plan
+    tokenizer: Tokenizer
+    generation_config: dict
+    engine: Engine
+
+    def close(self) -> None:
+        self.engine.session.close()
+
+
+def load(options: Options) -> Loaded:
+    """Opens the model and its backend. Every error is typed and comes before memory is taken where that can be."""
+    logging.getLogger("nano_vllm").setLevel(options.log_level.upper())
+    name, backend = choose_backend(options)
+    opened = open_model(resolve_path(options.model, options))
+    try:
+        program = lower(opened.spec)
+        plan = resolve(options, program, name, backend.KV_DTYPE)
+        tokenizer = open_tokenizer(options, opened, program)
+        session = backend.open(program, opened.weights, plan)
+    finally:
+        opened.close()
+    engine = Engine(
+        session,
+        plan,
+        program.vocab_size,
+        eos_ids(opened, tokenizer, program.vocab_size),
+        tokenizer,
+        options.seed,
+        options.enable_prefix_caching,
+        options.scheduler_policy,
+    )
+    return Loaded(options, opened.spec, plan, tokenizer, opened.generation_config, engine)
+
+
+def choose_backend(options: Options) -> tuple[str, ModuleType]:
+    """The backend that was asked for, or the usable one of the highest RANK."""
+    if options.backend != "auto":
+        backend = registry.load("backends", options.backend)
+        probe = backend.probe(options)
+        if not probe.usable:
+            raise BackendUnavailable(f"backend {options.backend!r} cannot run here", probe.reason, probe.mend)
+        return options.backend, backend
+    reasons = []
+    for name, backend in sorted(registry.modules("backends").items(), key=lambda item: -item[1].RANK):
+        probe = backend.probe(options)
+        if probe.usable:
+            if reasons:
+                log.warning("using backend %s: %s", name, "; ".join(reasons))
+            return name, backend
+        reasons.append(f"{name}: {probe.reason} {probe.mend}".rstrip())
+    raise BackendUnavailable("no backend can run here", "; ".join(reasons))
+
+
+def open_tokenizer(options: Options, opened: OpenedModel, program: Program) -> Tokenizer:
+    if options.tokenizer is not None:
+        tokenizer = Tokenizer.from_path(options.tokenizer)
+    else:
+        tokenizer = opened.tokenizer()
+    if tokenizer.vocab_size > program.vocab_size:
+        raise ModelFileError(
+            "tokenizer and model do not belong together",
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens, the embedding {program.vocab_size:,}",
+            "Give the tokenizer that the model was trained with.",
+        )
+    return tokenizer
+
+
+def eos_ids(opened: OpenedModel, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+    """End-of-text ids: the union of generation_config, config and the tokenizer's own (eos, eot, eom)."""
+    found = set(tokenizer.eos_ids)
+    for config in (opened.generation_config, opened.config):
+        ids = config.get("eos_token_id")
+        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+    return frozenset(int(i) for i in found if 0 <= int(i) < vocab_size)
