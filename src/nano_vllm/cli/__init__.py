@@ -54,6 +54,8 @@ def parser(command: str) -> Parser:
     module = registry.load("cli", command)
     made = Parser(prog=f"nano-vllm {command}", description=module.HELP, allow_abbrev=False)
     module.add_arguments(made)
+    words = [f"[{a.metavar or a.dest}]" if a.nargs in ("?", "*") else a.metavar or a.dest for a in made._actions if not a.option_strings]
+    made.usage = " ".join([made.prog, "[options]", *words])
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 
 SHORT = {"model": "-m"}
 
@@ -54,6 +54,8 @@ def flags(cls: type, only: tuple[str, ...] = (), without: tuple[str, ...] = ()) 
             continue
         kind = str(f.type).replace(" | None", "")
         default = f.default if f.default is not MISSING else ""
+        if kind == "bool":
+            default = "on" if default else "off"
         made.append(Flag(f.name, kind, "" if default in (None, "", ()) else str(default), texts.get(f.name, "")))
     return made
 
@@ -109,7 +111,15 @@ def sampling_flags() -> list[Flag]:
     return flags(SamplingParams)
 
 
-def add_generation(parser: argparse.ArgumentParser) -> None:
-    """Flags of a command that loads a model and generates."""
+def add_generation(parser: argparse.ArgumentParser, up_to_context: bool = False) -> None:
+    """Flags of a command that loads a model and generates.
+
+    Args:
+        up_to_context: the command's answers end where the context does, unless --max-tokens is given.
+    """
+    sampling = sampling_flags()
+    if up_to_context:
+        text = "of the answer, at least 1; default as many as the context holds."
+        sampling = [replace(flag, default="", help=text) if flag.field == "max_tokens" else flag for flag in sampling]
     add(parser, "model and engine", model_flags())
-    add(parser, "sampling", sampling_flags())
+    add(parser, "sampling", sampling)

@@ -21,7 +21,7 @@ COMMANDS = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message before the conversation")
-    _flags.add_generation(parser)
+    _flags.add_generation(parser, up_to_context=True)
 
 
 def tell(text: str) -> None:

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; text from stdin follows it after a blank line")
     parser.add_argument("--system", metavar="TEXT", help="system message before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the model's chat template")
-    _flags.add_generation(parser)
+    _flags.add_generation(parser, up_to_context=True)
 
 
 def stream(llm, args: argparse.Namespace, prompt: str, params):

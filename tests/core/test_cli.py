@@ -1,0 +1,456 @@
+"""The command line, against a stand-in for the model: what is read, what is printed where, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import subprocess
+import sys
+import types
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from nano_vllm import cli, perplexity, registry
+from nano_vllm.cli import _flags, _meter, _text, chat
+from nano_vllm.errors import NanoVLLMError, OptionError, PromptTooLong, UnknownOption
+from nano_vllm.options import Options
+from nano_vllm.sampling.params import SamplingParams
+
+CONTEXT = 40
+
+
+class Piece(types.SimpleNamespace):
+    pass
+
+
+class FakeLLM:
+    """Answers "one two three …", a word a token; counts a prompt's words as its tokens."""
+
+    made: list[FakeLLM] = []
+    fail: Exception | None = None  # raised by the next stream
+    stop_after: int | None = None  # Ctrl-C arrives before this token
+    words = ["one", " two", " three", " four", " five\n"]
+
+    def __init__(self, **options) -> None:
+        self.asked, self.closed = options, False
+        self.options, self.plan = Options(**options), types.SimpleNamespace(max_model_len=CONTEXT)
+        self.prompts: list = []
+        self.params: list[SamplingParams] = []
+        self.counted = {"weight_bytes": 1000, "kv_bytes_per_token": 10, "prompt_tokens": 0}
+        FakeLLM.made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
+
+    def default_sampling_params(self):
+        return SamplingParams(temperature=0.25)
+
+    def stats(self):
+        return dict(self.counted)
+
+    def stream(self, prompt, params):
+        self.prompts.append(prompt)
+        self.params.append(params)
+        return self._pieces(len(str(prompt).split()), params)
+
+    def stream_chat(self, messages, params):
+        self.prompts.append(messages)
+        self.params.append(params)
+        return self._pieces(sum(len(m["content"].split()) for m in messages), params)
+
+    def _pieces(self, count, params):
+        if FakeLLM.fail:
+            raise FakeLLM.fail
+        if count >= CONTEXT:
+            raise PromptTooLong(f"prompt has {count} tokens", f"the context holds {CONTEXT}")
+        self.counted["prompt_tokens"] += count
+        words = self.words[: params.max_tokens]
+        for i, word in enumerate(words):
+            if i == FakeLLM.stop_after:
+                raise KeyboardInterrupt
+            last = i == len(words) - 1
+            yield Piece(text=word, token_ids=[i], finish_reason=None, output=self._output(count, words) if last else None)
+
+    def _output(self, count, words):
+        return types.SimpleNamespace(
+            text="".join(words),
+            finish_reason="stop" if len(words) == len(self.words) else "length",
+            usage=types.SimpleNamespace(prompt_tokens=count, completion_tokens=len(words), cached_tokens=0),
+            timings=types.SimpleNamespace(queued_s=0.0, first_token_s=0.5, prefill_s=0.5, decode_s=2.0),
+        )
+
+    def generate(self, prompts, params):
+        self.prompts += prompts
+        return [self._output(len(p.split()), self.words[: params.max_tokens]) for p in prompts]
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Puts FakeLLM where the commands look for LLM; stdin is empty."""
+    FakeLLM.made, FakeLLM.fail, FakeLLM.stop_after = [], None, None
+    monkeypatch.setitem(sys.modules, "nano_vllm.llm", types.SimpleNamespace(LLM=FakeLLM))
+    monkeypatch.setattr(_text, "read_stdin", lambda: "")
+    return FakeLLM
+
+
+def command(*words: str, stdin: bytes | None = None, **more) -> subprocess.CompletedProcess:
+    """The command as a user starts it."""
+    how = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
+    return subprocess.run([sys.executable, "-m", "nano_vllm", *words], capture_output=True, timeout=60, **how, **more)
+
+
+def refused(capsys, *words: str) -> str:
+    """The one sentence with which a wrong command line is refused."""
+    assert cli.main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+
+# --- flags ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [Options, SamplingParams])
+def test_every_field_is_a_documented_flag(cls):
+    made = {flag.field: flag for flag in _flags.flags(cls)}
+    assert list(made) == [f.name for f in fields(cls)]
+    assert not [name for name, flag in made.items() if not flag.help], "fields without a line in the docstring"
+
+
+def test_names_that_share_a_docstring_line_share_its_text():
+    texts = _flags.documented(SamplingParams)
+    assert texts["presence_penalty"] == texts["frequency_penalty"] != texts["repetition_penalty"]
+
+
+def test_a_flag_is_the_same_in_every_command():
+    seen: dict[str, tuple] = {}
+    for name in registry.names("cli"):
+        for action in cli.parser(name)._actions:
+            for flag in action.option_strings:
+                if flag.removeprefix("--").replace("-", "_") in {f.name for f in fields(Options)}:
+                    assert seen.setdefault(flag, (action.dest, action.help, action.nargs)) == (action.dest, action.help, action.nargs)
+    assert "--kv-cache-memory" in seen
+
+
+def test_flags_reach_options_and_parameters_with_their_types(fake):
+    code = cli.main(
+        ["run", "hi", "-m", "m.gguf", "--block-size", "32", "--no-enable-prefix-caching", "--kv-cache-memory", "512MB"]
+        + ["--temperature", "0.5", "--stop", "a", "--stop", "b", "--stop-token-ids", "7", "--ignore-eos", "--seed", "3"]
+    )
+    llm = fake.made[0]
+    assert code == 0 and llm.closed
+    assert llm.asked == {"model": "m.gguf", "block_size": 32, "enable_prefix_caching": False, "kv_cache_memory": "512MB"}
+    p = llm.params[0]
+    assert (p.temperature, p.stop, p.stop_token_ids, p.ignore_eos, p.seed) == (0.5, ("a", "b"), (7,), True, 3)
+
+
+def test_what_is_not_given_comes_from_the_model_and_run_is_bounded_by_the_context_alone(fake):
+    cli.main(["run", "hi"])
+    cli.main(["generate", "hi"])
+    run, generate = (llm.params[0] for llm in fake.made)
+    assert run.temperature == generate.temperature == 0.25
+    assert run.max_tokens is None and generate.max_tokens == SamplingParams().max_tokens
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (["rum"], "mean 'run'?"),
+        (["frobnicate"], "Commands are: "),
+        (["run", "x", "--max-token", "5"], "mean '--max-tokens'?"),
+        (["run", "x", "--temprature=0"], "mean '--temperature'?"),
+        (["run", "x", "--qqq"], "--help"),
+        (["run", "x", "--max-tokens", "many"], "'many' is not a whole number"),
+        (["run", "x", "--temperature", "warm"], "'warm' is not a number"),
+        (["run", "x", "--max-tokens"], "--max-tokens"),
+        (["run", "x", "--temperature", "nan"], "temperature"),
+        (["run", "x", "--top-p", "2"], "top_p"),
+        (["run", "two", "words"], "quotes"),
+        (["run"], "no prompt"),
+        (["run", "x", "--raw", "--system", "y"], "--system"),
+        (["chat", "--min-tokens", "5", "--max-tokens", "2"], "min_tokens"),
+        (["perplexity"], "file"),
+        (["perplexity", "/no/such/file"], "/no/such/file"),
+    ],
+)
+def test_wrong_command_lines_are_refused_in_one_sentence_before_a_model_is_loaded(capsys, fake, words, part):
+    assert part in refused(capsys, *words)
+    assert not fake.made
+
+
+def test_options_are_refused_by_the_real_thing():
+    done = command("run", "x", "--model", "/no/such/model.gguf")
+    assert done.returncode == 2 and done.stdout == b""
+    assert b"Traceback" not in done.stderr and done.stderr.count(b"\n") == 1 and b"/no/such/model.gguf" in done.stderr
+
+
+def test_unexpected_errors_are_one_line_and_a_traceback_only_when_debugging(capsys, fake):
+    fake.fail = ValueError("strange\nthing")
+    assert cli.main(["run", "x"]) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert err[-1] == "nano-vllm: ValueError: strange thing (--log-level debug shows where)"
+    for words in (["--log-level", "debug"], ["--log-level=debug"]):
+        with pytest.raises(ValueError, match="strange"):
+            cli.main(["run", "x", *words])
+
+
+def test_the_exit_code_is_the_errors_own(capsys, fake):
+    fake.fail = NanoVLLMError("the disk is gone", "unplugged", "Plug it in.")
+    assert cli.main(["run", "x"]) == 1
+    assert "nano-vllm: the disk is gone: unplugged. Plug it in.\n" in capsys.readouterr().err
+
+
+# --- run and generate ----------------------------------------------------------------------------------------------------
+
+
+def test_run_streams_the_answer_and_ends_with_the_summary_on_stderr(capsys, fake):
+    assert cli.main(["run", "a b c", "--system", "be brief"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "one two three four five\n"
+    assert err.count("\n") == 1
+    assert "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s, 0.0 GB/s weights and cache), first token after 0.500 s" in err
+    assert "peak memory" in err or _meter.peak_memory() is None
+    assert fake.made[0].prompts == [[{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b c"}]]
+
+
+def test_raw_leaves_the_template_out(fake):
+    cli.main(["run", "--raw", "a b"])
+    assert fake.made[0].prompts == ["a b"]
+
+
+def test_argument_and_stdin_are_joined_by_a_blank_line(monkeypatch):
+    monkeypatch.setattr(_text, "read_stdin", lambda: "the text")
+    assert _text.prompt("Summarise:") == "Summarise:\n\nthe text"
+    assert _text.prompt(None) == "the text"
+
+
+def test_stdin_is_read_from_pipes_and_files_and_must_be_text(monkeypatch, tmp_path):
+    file = tmp_path / "in.txt"
+    for data, text in ((b"h\xc3\xa9\n\n", "hé\n"), (b"", "")):
+        file.write_bytes(data)
+        with open(file) as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert _text.read_stdin() == text
+    file.write_bytes(b"ab\xff")
+    with open(file) as stdin, pytest.raises(OptionError, match="byte 2"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        _text.read_stdin()
+    with open(os.devnull) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert _text.read_stdin() == ""
+
+
+def test_ctrl_c_ends_run_with_the_summary_and_130(capsys, fake):
+    fake.stop_after = 2
+    assert cli.main(["run", "a b c"]) == 130
+    out, err = capsys.readouterr()
+    assert out == "one two\n" and "3 prompt tokens" in err and "2 output tokens" in err
+    assert fake.made[0].closed
+
+
+def test_several_prompts_run_as_one_batch(capsys, fake):
+    assert cli.main(["generate", "a", "b c", "--max-tokens", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "one two\none two\n" and "3 prompt tokens" in err and "4 output tokens" in err
+    assert len(fake.made) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE")
+def test_a_reader_that_leaves_ends_the_command_quietly():
+    """`nano-vllm info --help | head -0`, in effect: the pipe is closed before anything is written."""
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys; from nano_vllm import cli, registry; cli.usage = lambda: 'x' * 100000; sys.exit(cli.main(['--help']))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+# --- chat ----------------------------------------------------------------------------------------------------------------
+
+
+def talk(monkeypatch, capsys, *lines: str, argv: tuple[str, ...] = ()) -> tuple[str, str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    assert cli.main(["chat", *argv]) == 0
+    return capsys.readouterr()
+
+
+def test_chat_keeps_the_history_and_ends_with_the_summary(monkeypatch, capsys, fake):
+    out, err = talk(monkeypatch, capsys, "hello", "", "more", argv=("--system", "s"))
+    assert out == "one two three four five\n" * 2
+    assert [m["content"] for m in fake.made[0].prompts[1]] == ["s", "hello", "one two three four five\n", "more"]
+    assert [m["role"] for m in fake.made[0].prompts[1]] == ["system", "user", "assistant", "user"]
+    assert err.count("\n") == 1 and "10 output tokens" in err
+
+
+def test_chat_commands(monkeypatch, capsys, fake, tmp_path):
+    file = tmp_path / "talk.md"
+    lines = ["/help", "hello", f"/save {file}", "/reset", "again", "/system be kind", "third", "/system", "fourth", "/nonsense", "/exit", "never"]
+    _, err = talk(monkeypatch, capsys, *lines)
+    said = [[m["content"] for m in messages] for messages in fake.made[0].prompts]
+    assert said == [["hello"], ["again"], ["be kind", "third"], ["fourth"]]
+    assert err.count(chat.COMMANDS) == 2 and "no command /nonsense" in err
+    assert file.read_text() == "**user**\n\nhello\n\n**assistant**\n\none two three four five\n\n\n"
+
+
+def test_save_says_what_is_wrong(monkeypatch, capsys, fake, tmp_path):
+    _, err = talk(monkeypatch, capsys, "/save", f"/save {tmp_path}/none/talk.md")
+    assert "needs a file's name" in err and "cannot write" in err
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(monkeypatch, capsys, fake):
+    fake.stop_after = 2
+    out, err = talk(monkeypatch, capsys, "hello", "go on")
+    assert out == "one two\n" * 2 and err.count("(stopped)") == 2
+    assert [m["content"] for m in fake.made[0].prompts[1]] == ["hello", "one two", "go on"]
+
+
+def test_a_history_that_outgrows_the_context_is_refused_with_the_mend_and_nothing_is_cut(monkeypatch, capsys, fake):
+    long = " ".join(["word"] * (CONTEXT - 2))
+    _, err = talk(monkeypatch, capsys, "hello", long, "/reset", "hello")
+    said = [[m["content"] for m in messages] for messages in fake.made[0].prompts]
+    assert said[1] == ["hello", "one two three four five\n", long] and said[2] == ["hello"]
+    assert "prompt has 44 tokens: the context holds 40" in err and "/reset starts over" in err
+
+
+def test_a_refused_turn_leaves_no_trace(monkeypatch, capsys, fake):
+    long = " ".join(["word"] * CONTEXT)
+    talk(monkeypatch, capsys, long, "hello")
+    assert [m["content"] for m in fake.made[0].prompts[1]] == ["hello"]
+
+
+def test_chat_says_that_the_context_is_full(monkeypatch, capsys, fake):
+    monkeypatch.setattr(FakeLLM, "_output", lambda self, *_: types.SimpleNamespace(
+        finish_reason="length",
+        usage=types.SimpleNamespace(prompt_tokens=1, completion_tokens=5, cached_tokens=0),
+        timings=types.SimpleNamespace(first_token_s=1.0, decode_s=1.0),
+    ))
+    _, err = talk(monkeypatch, capsys, "hello")
+    assert "the context is full" in err
+    _, err = talk(monkeypatch, capsys, "hello", argv=("--max-tokens", "3"))
+    assert "the context is full" not in err
+
+
+# --- the summary's arithmetic --------------------------------------------------------------------------------------------
+
+
+def test_rates_count_what_they_say():
+    meter = _meter.Meter(weight_bytes=10**9, kv_bytes_per_token=10**6)
+    meter.add(prompt=100, cached=20, output=11, first_s=0.5, decode_s=2.0)
+    # 10 steps read the weights once each and 101 + … + 110 tokens of cache
+    read = 10 * 10**9 + 10**6 * sum(range(101, 111))
+    line = meter.line()
+    assert "100 prompt tokens (160 tok/s, 20 cached)" in line  # 80 computed in half a second
+    assert f"11 output tokens (5.0 tok/s, {read / 2 / 1e9:.1f} GB/s weights and cache)" in line
+    meter.add(prompt=1, cached=0, output=1, first_s=0.1, decode_s=0.0)  # a single token has no decode step
+    assert f"12 output tokens (5.0 tok/s, {read / 2 / 1e9:.1f} GB/s" in meter.line()
+
+
+@pytest.mark.parametrize("count, text", [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (96_600_000, "96.6 MB"), (999.6e6, "1 GB"), (12e9, "12 GB")])
+def test_sizes_are_decimal(count, text):
+    assert _meter.size(count) == text
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="Linux")
+def test_peak_memory_is_the_kernels():
+    before = _meter.peak_memory()
+    block = np.ones(64 << 20, np.uint8)
+    assert _meter.peak_memory() - before > 0.9 * len(block)
+
+
+# --- perplexity ----------------------------------------------------------------------------------------------------------
+
+
+class Bigram:
+    """A session whose logits at a row depend on that row's id alone; keeps what it was asked."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.table = np.random.default_rng(1).normal(0, 3, (vocabulary, vocabulary)).astype(np.float32)
+        self.batches = []
+
+    def submit(self, batch):
+        self.batches.append(batch)
+        rows = batch.wanted[batch.want_logits]
+        result = types.SimpleNamespace(ids=np.full(len(batch.wanted), -1), logits=self.table[batch.tokens[rows]])
+        return types.SimpleNamespace(result=lambda: result)
+
+
+def expected(table, ids, window, bos=None):
+    """The definition, written the plain way."""
+    losses = []
+    for w in range(len(ids) // window):
+        text = list(ids[w * window : (w + 1) * window])
+        for p in range(window // 2, window - 1):
+            row = table[text[p]].astype(np.longdouble)
+            losses.append(float(np.log(np.exp(row).sum()) - row[text[p + 1]]))
+    mean = sum(losses) / len(losses)
+    square = sum(x * x for x in losses) / len(losses)
+    return math.exp(mean), len(losses), math.exp(mean) * math.sqrt((square - mean**2) / (len(losses) - 1))
+
+
+@pytest.mark.parametrize("window", [4, 7, 32, 33])
+@pytest.mark.parametrize("max_rows, max_wanted", [(512, 256), (5, 256), (512, 3), (5, 2)])
+def test_perplexity_is_the_definitions_however_windows_are_cut_into_steps(window, max_rows, max_wanted):
+    session, ids = Bigram(50), np.random.default_rng(0).integers(0, 50, 131)
+    steps = []
+    found = perplexity.perplexity(session, ids, window, lambda *a: steps.append(a), block_size=16, max_rows=max_rows, max_wanted=max_wanted)
+    value, tokens, error = expected(session.table, ids, window)
+    assert found.tokens == tokens and found.windows == len(ids) // window
+    assert found.value == pytest.approx(value, rel=1e-9) and found.stderr == pytest.approx(error, rel=1e-6)
+    assert [s[:2] for s in steps] == [(w + 1, found.windows) for w in range(found.windows)] and steps[-1][2] == pytest.approx(value)
+    for batch in session.batches:
+        assert len(batch.tokens) <= max_rows and len(batch.wanted) <= max_wanted and batch.want_logits.all()
+        assert batch.starts.tolist() == [0, len(batch.tokens)] and batch.tokens.dtype == batch.positions.dtype == np.int32
+        assert batch.block_tables[0].shape == (1, -(-window // 16))
+    positions = np.concatenate([b.positions for b in session.batches])
+    assert positions.tolist() == list(range(window - 1)) * found.windows
+
+
+def test_a_beginning_of_text_takes_the_place_of_each_windows_first_token():
+    session, ids = Bigram(50), np.arange(1, 41)
+    perplexity.perplexity(session, ids, 8, bos=0)
+    assert [b.tokens[0] for b in session.batches] == [0] * 5 and [b.tokens[1] for b in session.batches] == [2, 10, 18, 26, 34]
+
+
+@pytest.mark.parametrize("window", [-1, 0, 3, 21])
+def test_impossible_windows_are_refused(window):
+    with pytest.raises(OptionError, match="window"):
+        perplexity.perplexity(Bigram(50), np.arange(20), window)
+
+
+def test_log_likelihoods_do_not_overflow():
+    logits = np.array([[1e4, -1e4, 0.0]], np.float32)
+    assert perplexity.log_likelihoods(logits, np.array([1]))[0] == pytest.approx(-2e4)
+
+
+# --- start ---------------------------------------------------------------------------------------------------------------
+
+
+def test_version_is_the_projects_and_needs_nothing_heavy():
+    code = "import sys; from nano_vllm import cli; code = cli.main(['--version']); print(sorted({m.split('.')[0] for m in sys.modules})); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    line, loaded = done.stdout.splitlines()
+    assert done.returncode == 0 and line == f"nano-vllm {cli.version()}"
+    assert not {"numpy", "tokenizers", "jinja2", "huggingface_hub", "tqdm", "torch"} & set(eval(loaded))
+
+
+def test_help_lists_every_command():
+    done = command("--help")
+    assert done.returncode == 0
+    for name in registry.names("cli"):
+        assert f"\n  {name} ".encode() in done.stdout
+        assert command(name, "--help").returncode == 0
+
+
+def test_unknown_options_name_the_nearest():
+    with pytest.raises(UnknownOption, match="--threads"):
+        cli.parse("run", ["x", "--thread", "2"])
