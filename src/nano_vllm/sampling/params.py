@@ -137,8 +137,11 @@ class SamplingParams:
         seed: same seed, same request, same answer. From -2^63 to 2^64 - 1, used modulo 2^64. None or -1 (stored as None) draws one.
         stop: strings that end the answer; not part of the text unless `include_stop_str_in_output`.
         stop_token_ids: ids that end the answer, besides the model's own unless `ignore_eos`.
+        include_stop_str_in_output: the stop string, or the text of the stop id, ends the text.
+        ignore_eos: the model's own end-of-text ids do not end the answer.
         max_tokens: of the answer, at least 1. None: up to the context.
         min_tokens: before which no end-of-text or stop id is drawn.
+        skip_special_tokens: control tokens leave nothing in the text.
     """
 
     temperature: float = 1.0
