@@ -32,13 +32,15 @@ def refused(field: str, value: object) -> ParameterError:
 
 
 @pytest.mark.parametrize("field", FLOATS)
-@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e309", "-1e309", '"0.7"', "true", "false", "null", "[1]", "{}"])
+@pytest.mark.parametrize(
+    "literal", ["NaN", "Infinity", "-Infinity", "1e309", "-1e309", '"0.7"', "true", "false", "null", "[1]", "{}"]
+)
 def test_floats_refuse_what_json_can_say(field, literal):
     refused(field, json.loads(literal))
 
 
 @pytest.mark.parametrize("field", FLOATS)
-@pytest.mark.parametrize("value", [np.float32("nan"), np.float64("inf"), np.bool_(True), 10**400, 1j, b"1", np.ones(1)])
+@pytest.mark.parametrize("value", [np.float32("nan"), np.float64("inf"), np.bool_(True), 10**400, 10**5000, 1j, b"1", np.ones(1)])
 def test_floats_refuse_what_python_can_say(field, value):
     refused(field, value)
 
@@ -52,12 +54,20 @@ def test_floats_refuse_what_python_can_say(field, value):
         ("presence_penalty", [-2.0001, 2.0001], [-2, 2, 0]),
         ("frequency_penalty", [-2.0001, 2.0001], [-2, 2, 0]),
         ("repetition_penalty", [0, -1, 9e-5, 1e-320, 10001, 1e300], [1e-4, 0.5, 1, 10000]),
-        ("top_k", [-2, 2**31, 1.0, "5", True, None, math.nan, np.float64(3)], [-1, 0, 1, 2**31 - 1, np.int32(7), np.uint8(7)]),
+        (
+            "top_k",
+            [-2, 2**31, 1.0, "5", True, None, 10**5000, math.nan, np.float64(3)],
+            [-1, 0, 1, 2**31 - 1, np.int32(7), np.uint8(7)],
+        ),
         ("max_tokens", [0, -1, 2**31, 1.0, "5", True, math.inf], [None, 1, 2**31 - 1, np.int64(7)]),
         ("min_tokens", [-1, 17, 1.0, "5", True, None], [0, 16]),
         ("seed", [-(2**63) - 1, 2**64, 1.5, "5", True], [None, -(2**63), 2**64 - 1, 0, np.uint64(2**64 - 1)]),
         ("stop", ["", [""], ["a", ""], b"a", ["a", 1], [None], 5, {"a": 1}, {"a"}], [None, [], (), "a", ["a", "b"], ("a",)]),
-        ("stop_token_ids", [[-1], [2**31], [10**20], [1.0], ["1"], [True], 5, "12", {1: 2}, [None]], [None, [], (0,), [2**31 - 1], {3, 1}, [np.int32(5)]]),
+        (
+            "stop_token_ids",
+            [[-1], [2**31], [10**20], [1.0], ["1"], [True], 5, "12", {1: 2}, [None]],
+            [None, [], (0,), [2**31 - 1], {3, 1}, [np.int32(5)]],
+        ),
         *((name, [0, 1, "true", None], [True, False, np.bool_(True)]) for name in BOOLEANS),
     ],
 )
@@ -70,7 +80,9 @@ def test_ranges_and_types(field, bad, good):
 
 
 def test_values_are_normalised():
-    params = SamplingParams(temperature=1, top_k=-1, stop="end", stop_token_ids=[3, 1], seed=np.int64(5), ignore_eos=np.bool_(True))
+    params = SamplingParams(
+        temperature=1, top_k=-1, stop="end", stop_token_ids=[3, 1], seed=np.int64(5), ignore_eos=np.bool_(True)
+    )
     assert (params.temperature, params.top_k, params.stop, params.stop_token_ids, params.seed) == (1.0, 0, ("end",), (3, 1), 5)
     assert type(params.temperature) is float and type(params.seed) is int and params.ignore_eos is True
     assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
@@ -113,7 +125,7 @@ def test_errors_are_bad_requests_that_say_range_and_mend():
     error = refused("top_p", 1.5)
     assert isinstance(error, (RequestError, ValueError)) and error.status == 400
     assert "above 0 and at most 1" in str(error) and "1.5" in str(error) and error.mend
-    assert len(str(refused("stop", "x" * 0))) < 300
+    assert len(str(refused("stop", ""))) < 300
     assert len(str(refused("temperature", "x" * 10000))) < 300
 
 
@@ -136,7 +148,15 @@ def test_frozen_hashable_and_copied_whole():
     assert list(inspect.signature(SamplingParams).parameters) == [f.name for f in dataclasses.fields(SamplingParams)]
 
 
-MODEL = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None, "repetition_penalty": 1.1, "max_new_tokens": 99, "eos_token_id": 2}
+MODEL = {
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": None,
+    "repetition_penalty": 1.1,
+    "max_new_tokens": 99,
+    "eos_token_id": 2,
+}
 
 
 def test_model_defaults_and_request_values():

@@ -48,7 +48,10 @@ GENERATION_CONFIG = {
 
 def _shown(value: object) -> str:
     """A value as an error message shows it, short enough for one line."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no int of more than some thousand digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -98,7 +101,9 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
         whole = isinstance(i, (int, np.integer)) and not isinstance(i, bool)
         if not (whole and 0 <= int(i) <= LARGEST):
             raise ParameterError(
-                "stop_token_ids", f"token ids are whole numbers from 0 to {LARGEST}, not {_shown(i)}", "Use `encode` to find a token's id."
+                "stop_token_ids",
+                f"token ids are whole numbers from 0 to {LARGEST}, not {_shown(i)}",
+                "Use `encode` to find a token's id.",
             )
     return tuple(sorted(map(int, ids))) if isinstance(ids, (set, frozenset)) else tuple(map(int, ids))
 

@@ -81,22 +81,20 @@ def _history_stages() -> frozenset[str]:
 
 
 @lru_cache(maxsize=4096)
-def _needs_history(params: SamplingParams) -> bool:
+def needs_history(params: SamplingParams) -> bool:
+    """Whether a stage of the request reads its ids: then a step cannot be prepared before the last one's id is known."""
     return not needed(params).isdisjoint(_history_stages())
 
 
-def collect(requests: Iterable, wanted: Sequence[int] | None = None) -> SamplingBatch:
-    """The batch of the rows whose token is to be drawn.
+def collect(requests: Iterable) -> SamplingBatch:
+    """The batch of rows whose token is to be drawn, one for each request, in their order.
 
     Args:
         requests: objects with `params`, `tokens` (prompt and answer ids), `prompt_length`, `promised` (ids drawn by steps that
             have not come back), `seed` (int), `index` and `stop_ids` (ids that may not be drawn before min_tokens).
-        wanted: indices into `requests`, in the order of the rows; None: all.
     """
-    chosen = list(requests)
-    if wanted is not None:
-        chosen = [chosen[i] for i in wanted]
-    return _assemble(chosen, [r.tokens if _needs_history(r.params) else () for r in chosen])
+    requests = list(requests)
+    return _assemble(requests, [r.tokens if needs_history(r.params) else () for r in requests])
 
 
 def _starts(lengths: Iterable[int]) -> np.ndarray:
