@@ -1,0 +1,164 @@
+"""Codec of a Hugging Face folder: tokenizer.json through the `tokenizers` library, with what tokenizer_config.json adds."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+
+from ..errors import ModelFileError, ModelNotFound, UnsupportedModel
+from .pretokenizers import byte_level
+from .spm import SPACE
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def _json(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelFileError(f"{path.name} cannot be read", str(error)) from None
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{path.name} is not an object", f"it holds {type(content).__name__}")
+    return content
+
+
+def read_config(folder: Path) -> dict:
+    """tokenizer_config.json; names it lacks from special_tokens_map.json, the template from chat_template.jinja or .json first."""
+    config: dict = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json", "chat_template.json"):
+        if (folder / name).is_file():
+            config |= {k: v for k, v in _json(folder / name).items() if v is not None}
+    if (folder / "chat_template.jinja").is_file():
+        config["chat_template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return config
+
+
+def _template(config: dict) -> str | None:
+    """The template; of several with names the one called "default"."""
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        source = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+    return source.get("default") if isinstance(source, dict) else source
+
+
+def open_folder(path: Path, config: dict) -> dict:
+    """Arguments of `Tokenizer` from a tokenizer.json and the content of tokenizer_config.json."""
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise ModelNotFound(f"no {path.name} in {path.parent}", "", "Give a folder that has one, or use --tokenizer.")
+    try:
+        core = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelFileError(f"{path} is not a tokenizer", str(error)) from None
+    core.no_truncation()
+    core.no_padding()
+    codec = FolderCodec(core)
+    named = {}
+    for name in NAMED:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            named[name] = text
+    bos, eos = (core.token_to_id(named[n]) if n in named else None for n in ("bos_token", "eos_token"))
+    prefix, suffix = _around(core)
+    if isinstance(config.get("add_bos_token"), bool) and bos is not None:
+        prefix = [bos] * config["add_bos_token"] + [i for i in prefix if i != bos]
+    if isinstance(config.get("add_eos_token"), bool) and eos is not None:
+        suffix = [i for i in suffix if i != eos] + [eos] * config["add_eos_token"]
+    return {
+        "codec": codec, "special_tokens": {t.content: i for i, t in codec.added.items() if t.special}, "prefix": prefix, "suffix": suffix,
+        "bos_id": bos, "eos_id": eos, "eos_ids": frozenset() if eos is None else frozenset({eos}),
+        "chat_template": _template(config), "template_variables": named,
+    }
+
+
+def _around(core) -> tuple[list[int], list[int]]:
+    """Ids that the post-processor puts before and after a text."""
+    bare, full = core.encode("a", add_special_tokens=False).ids, core.encode("a", add_special_tokens=True).ids
+    start = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
+    return full[:start], full[start + len(bare) :]
+
+
+def _spelling(decoder: dict | None) -> tuple[str, bool]:
+    """How tokens are spelled, "bytes" or "pieces", and whether decoding drops a leading space; from tokenizer.json's decoder."""
+    steps = [] if decoder is None else decoder.get("decoders", [decoder])
+    kinds = [s["type"] for s in steps]
+    unknown = set(kinds) - {"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+    if unknown:
+        raise UnsupportedModel(f"decoder {sorted(unknown)[0]!r} of tokenizer.json is not supported")
+    if "ByteLevel" in kinds:
+        return "bytes", False
+    strips = any(
+        s["type"] == "Strip" and s.get("start") or s["type"] == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in steps
+    )
+    return "pieces", strips
+
+
+class FolderCodec:
+    """Encodes through `tokenizers`; spells tokens by the kind of its decoder. One thread at a time encodes."""
+
+    def __init__(self, core) -> None:
+        self._core, self._lock = core, threading.Lock()
+        self._kind, self.prefix = _spelling(json.loads(core.decoder.__getstate__()) if core.decoder is not None else None)
+        self.added = core.get_added_tokens_decoder()
+        self.size = max(core.get_vocab_size(with_added_tokens=True), max(self.added, default=-1) + 1)
+        self._special = frozenset(i for i, t in self.added.items() if t.special)
+        self._inner = None
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        """Ids of text, without what the post-processor adds."""
+        return self._run(self._core, text, parse_special)
+
+    def encode_segments(self, segments: list[str | int]) -> list[int]:
+        """Ids of plain texts and special ids in turn; white space that a special token strips is stripped from its neighbours."""
+        out: list[int] = []
+        for n, segment in enumerate(segments):
+            if isinstance(segment, int):
+                out.append(segment)
+                continue
+            before, after = (self.added.get(segments[k]) if 0 <= k < len(segments) and isinstance(segments[k], int) else None
+                             for k in (n - 1, n + 1))
+            text = segment.lstrip() if before is not None and before.rstrip else segment
+            text = text.rstrip() if after is not None and after.lstrip else text
+            if text:
+                out += self._run(self._core if n == 0 else self._inside(), text, False)
+        return out
+
+    def bytes_of(self, token: int) -> bytes:
+        """Bytes of a token; an id that the vocabulary skips has none."""
+        if token in self.added:
+            return self.added[token].content.encode()
+        text = self._core.id_to_token(token)
+        if text is None:
+            return b""
+        if self._kind == "bytes":
+            return byte_level(text)
+        if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", text):
+            return bytes([int(text[3:5], 16)])
+        return text.replace(SPACE, " ").encode()
+
+    def _run(self, core, text: str, parse_special: bool) -> list[int]:
+        with self._lock:
+            core.encode_special_tokens = not parse_special
+            ids = core.encode(text, add_special_tokens=False).ids
+        if parse_special or self._special.isdisjoint(ids):
+            return ids
+        out: list[int] = []
+        for i in ids:
+            apart = [core.token_to_id(c) for c in core.id_to_token(i)] if i in self._special else [i]
+            out += [a for a in apart if a is not None and (a not in self._special)]
+        return out
+
+    def _inside(self):
+        """The tokenizer for text that does not begin the prompt: "first" puts a space before the beginning alone."""
+        if self._inner is None:
+            whole = self._core.to_str()
+            self._inner = self._core
+            if re.search(r'"prepend_scheme":\s*"first"', whole):
+                from tokenizers import Tokenizer
+
+                self._inner = Tokenizer.from_str(re.sub(r'("prepend_scheme":\s*)"first"', r'\1"never"', whole))
+        return self._inner

@@ -1,0 +1,92 @@
+"""The vocabulary in GGUF metadata: texts, types, and which tokens are control or end tokens. Rules are llama.cpp's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ModelFileError
+
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+NORMAL = 1
+
+# Texts that end a turn or a text in some published model. A token with such a text is an end token and a control token even
+# where the file does not say so. The second group ends a file in models trained to fill in the middle.
+END_TEXTS = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> "
+    "[EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜>".split()
+)
+END_FILE_TEXTS = frozenset(
+    "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>".split()
+)
+FILL_TEXTS = frozenset(
+    "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|> "
+    "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|> "
+    "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>".split()
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Attributes:
+    texts: text of each id, as the file spells it.
+    ids: text -> id.
+    control: ids that never stand for text: control tokens and the unknown token.
+    literal: ids of user-defined tokens, whose text is plain and which are cut out of any text before all else.
+    byte: ids of single-byte tokens spelled <0xNN>.
+    blank: ids of unused tokens and of types nobody knows; they decode to nothing.
+    bos, eos, unk, pad: ids or None.
+    end: ids that end an answer.
+    """
+
+    texts: list[str]
+    ids: dict[str, int]
+    control: frozenset[int]
+    literal: frozenset[int]
+    byte: frozenset[int]
+    blank: frozenset[int]
+    bos: int | None
+    eos: int | None
+    unk: int | None
+    pad: int | None
+    end: frozenset[int]
+
+
+def _id(metadata: dict, name: str, size: int, default: int | None = None) -> int | None:
+    """The id under `tokenizer.ggml.<name>_token_id`; one outside the vocabulary counts as absent."""
+    value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    value = default if value is None or not 0 <= int(value) < size else int(value)
+    return value if value is not None and value < size else None
+
+
+def read(metadata: dict, sentencepiece: bool) -> Vocabulary:
+    """Vocabulary of a file's metadata. ModelFileError where the lists are missing, unequal or have a text twice.
+
+    End ids: the file's eos, eot and eom, and every token whose text is in `END_TEXTS`; of the fill-in-the-middle group `END_FILE_TEXTS`
+    only those that the file does not name otherwise.
+    """
+    texts = metadata.get("tokenizer.ggml.tokens")
+    if texts is None or len(texts) == 0:
+        raise ModelFileError("the file has no vocabulary", "tokenizer.ggml.tokens is missing or empty")
+    texts = [t or f"[EMPTY_{i}]" for i, t in enumerate(texts)]
+    size = len(texts)
+    ids = {t: i for i, t in enumerate(texts)}
+    if len(ids) != size:
+        raise ModelFileError("the vocabulary has a token twice", f"{size} tokens, {len(ids)} of them different")
+    types = metadata.get("tokenizer.ggml.token_type")
+    if types is not None and len(types) < size:
+        raise ModelFileError("the vocabulary lacks token types", f"{size} tokens, {len(types)} types")
+    odd = {i: int(t) for i, t in enumerate(types) if t != NORMAL} if types is not None else {}
+    by_type: dict[int, set[int]] = {t: set() for t in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
+    blank = set()
+    for i, t in odd.items():
+        by_type.get(t, blank).add(i)
+    end = {ids[t] for t in END_TEXTS | END_FILE_TEXTS if t in ids}
+    fill = {ids[t] for t in FILL_TEXTS if t in ids}
+    control = by_type[CONTROL] | by_type[UNKNOWN] | end | fill
+    defaults = (1, 2, 0) if sentencepiece else (None, None, None)
+    bos, eos, unk = (_id(metadata, n, size, d) for n, d in zip(("bos", "eos", "unknown"), defaults))
+    named = {_id(metadata, n, size) for n in ("eot", "eom")} | {eos}
+    return Vocabulary(
+        texts, ids, frozenset(control), frozenset(by_type[USER_DEFINED] - control), frozenset(by_type[BYTE]), frozenset(blank - control),
+        bos, eos, unk, _id(metadata, "padding", size), frozenset(end | {i for i in named if i is not None}),
+    )
