@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "inline.h"
+
 namespace nano {
 
 enum class Format { f32, f16, bf16, q8, q4 };
@@ -28,8 +30,8 @@ struct Matrix {
     const uint8_t *data = nullptr;  // 64-byte aligned
     size_t bytes = 0;
 
-    int blocks() const { return (n + BLOCK - 1) / BLOCK; }
-    bool quantized() const { return format == Format::q8 || format == Format::q4; }
+    NANO_INLINE int blocks() const { return (n + BLOCK - 1) / BLOCK; }
+    NANO_INLINE bool quantized() const { return format == Format::q8 || format == Format::q4; }
 };
 
 // Bytes of one block of 32 outputs, and of a whole packed matrix.
@@ -63,7 +65,7 @@ struct Activations {
     int k = 0;
 
     // The same with `row` as its first.
-    Activations from(int row) const {
+    NANO_INLINE Activations from(int row) const {
         const size_t g = (size_t)row * (k / BLOCK);
         return {q + (size_t)row * k, scale + g, sum + g, shift + g, k};
     }

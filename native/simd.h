@@ -5,8 +5,7 @@
 // (of a NaN only that it is one). Hence sixteen lanes everywhere, explicit fma, one fixed tree for reductions, one exp, and
 // -ffp-contract=off. Subnormal numbers are kept: no thread may set flush-to-zero.
 //
-// Such a source must not instantiate inline functions or templates of the standard library: the linker keeps one copy of each,
-// maybe the one that needs AVX-512.
+// Such a source calls inline functions from outside its namespace only if they are NANO_INLINE, none of the standard library's.
 //
 //   f32x16 i32x16   lanes; operators + - * (both) and / (f32x16)
 //   mask16          a truth value per lane
@@ -39,7 +38,7 @@
 #error "compile with -DNANO_ISA=generic, avx2 or avx512"
 #endif
 
-#define NANO_INLINE inline __attribute__((always_inline))
+#include "inline.h"
 
 // Chosen by the compiler's own flags, so that a mistaken pair of name and flags still computes the same.
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)

@@ -1,7 +1,11 @@
 // AVX-512 (F, BW, VL, DQ, VNNI): a vector is one register. See simd.h for what each function means.
 #pragma once
 
+// GCC 12 warns of its own undefined operands in this header.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 namespace nano::NANO_ISA {
 

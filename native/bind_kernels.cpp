@@ -1,0 +1,223 @@
+// `_native.kernels`: packing, and each instruction set's matrix kernels one by one, for tests and benchmarks.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "matrix.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace nano {
+namespace {
+
+using Array = nb::ndarray<nb::ro, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
+using Bias = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] void refuse(const std::string &why) { throw nb::value_error(why.c_str()); }
+
+struct Free {
+    void operator()(void *p) const { std::free(p); }
+};
+using Memory = std::unique_ptr<void, Free>;
+
+Memory allocate(size_t bytes) {
+    Memory memory(std::aligned_alloc(64, (bytes + 127) / 64 * 64));
+    if (!memory) throw std::bad_alloc();
+    return memory;
+}
+
+struct PackedMatrix {
+    Matrix matrix;
+    Memory memory;
+};
+
+struct QuantizedRows {
+    Activations activations;
+    int rows;
+    Memory memory;
+};
+
+Format format_of(const std::string &name) {
+    if (name == "f32") return Format::f32;
+    if (name == "f16") return Format::f16;
+    if (name == "bf16") return Format::bf16;
+    if (name == "q8") return Format::q8;
+    if (name == "q4") return Format::q4;
+    refuse("no kernel reads weights as " + name);
+}
+
+Matrix shape_of(const std::string &format, int n, int k, int group, bool minimum) {
+    Matrix m{format_of(format), n, k, group, minimum, nullptr, 0};
+    if (n <= 0 || k <= 0) refuse("a matrix needs outputs and inputs");
+    if (m.quantized() && (group <= 0 || group % BLOCK || k % group)) refuse("columns must be whole groups, groups multiples of 32");
+    if (m.format == Format::q8 && group != BLOCK) refuse("q8 has groups of 32");
+    m.bytes = packed_bytes(m.format, n, k, group, minimum);
+    return m;
+}
+
+// (n, …) with the groups either a dimension of their own or contiguous inside a row; `bytes` in each of `groups`.
+Plane plane_of(const Array &array, int n, size_t groups, size_t bytes, const char *name) {
+    const size_t item = array.dtype().bits / 8;
+    size_t total = item;
+    for (size_t d = 1; d < array.ndim(); d++) total *= array.shape(d);
+    if (array.ndim() < 2 || array.ndim() > 3 || array.shape(0) != (size_t)n || total != groups * bytes)
+        refuse(std::string(name) + " do not have the matrix's shape");
+    const size_t last = array.ndim() - 1;
+    Plane plane{(const uint8_t *)array.data(), (ptrdiff_t)(array.stride(0) * item), (ptrdiff_t)bytes};
+    if (array.ndim() == 3) {
+        if (array.shape(1) != groups) refuse(std::string(name) + " have another number of groups");
+        plane.group = array.stride(1) * item;
+    } else if (bytes == item) {
+        plane.group = array.stride(1) * item;
+        return plane;
+    }
+    if (array.shape(last) > 1 && array.stride(last) != 1) refuse(std::string(name) + " must be contiguous inside a group");
+    return plane;
+}
+
+PackedMatrix pack_planes(const std::string &format, int n, int k, int group, bool minimum, const Array &values,
+                         std::optional<Array> scales, std::optional<Array> mins) {
+    Matrix m = shape_of(format, n, k, group, minimum);
+    Planes planes;
+    if (m.quantized()) {
+        const size_t groups = k / group;
+        if (!scales || (minimum && !mins)) refuse(format + " needs scales, and minima where asked for");
+        planes.values = plane_of(values, n, groups, m.format == Format::q4 ? group / 2 : group, "quants");
+        planes.scales = plane_of(*scales, n, groups, 2, "scales");
+        if (minimum) planes.mins = plane_of(*mins, n, groups, 2, "mins");
+    } else {
+        planes.values = plane_of(values, n, 1, (size_t)k * (m.format == Format::f32 ? 4 : 2), "values");
+    }
+    Memory memory = allocate(m.bytes);
+    pack(m, planes, (uint8_t *)memory.get(), 0, m.blocks());
+    m.data = (const uint8_t *)memory.get();
+    return {m, std::move(memory)};
+}
+
+const MatrixKernels &kernels_of(const std::string &isa) {
+    const Kernels *found = find_kernels(isa.c_str());
+    const std::string name = found ? found->name : "";
+    if (name == "generic") return generic::matrix_kernels;
+#ifdef NANO_X86
+    if (name == "avx2") return avx2::matrix_kernels;
+    if (name == "avx512") return avx512::matrix_kernels;
+#endif
+    refuse("this build or processor has no kernels for " + isa);
+}
+
+std::vector<std::string> isas() {
+    std::vector<std::string> names;
+    for (const Kernels *k : available_kernels()) names.push_back(k->name);
+    return names;
+}
+
+template <class Input> size_t leading(const Input &x) {
+    if (x.shape(1) > 1 && x.stride(1) != 1) refuse("rows must be contiguous");
+    return (size_t)x.stride(0);
+}
+
+QuantizedRows quantize_rows(const std::string &isa, const Floats &x) {
+    if (x.shape(1) % BLOCK) refuse("activations are quantised in groups of 32 columns");
+    const int rows = (int)x.shape(0), k = (int)x.shape(1);
+    Memory memory = allocate(activations_bytes(rows, k));
+    QuantizedRows q{activations_in(memory.get(), rows, k), rows, std::move(memory)};
+    kernels_of(isa).quantize(x.data(), leading(x), 0, rows, q.activations);
+    return q;
+}
+
+struct Range {
+    int begin, end;
+};
+
+Range range_of(const Matrix &m, int begin, int end) {
+    if (end < 0) end = m.blocks();
+    if (begin < 0 || begin > end || end > m.blocks()) refuse("blocks outside the matrix");
+    return {begin, end};
+}
+
+void check_output(const Matrix &m, const Output &out, size_t rows, const std::optional<Bias> &bias) {
+    if (out.shape(0) != rows || out.shape(1) != (size_t)m.n) refuse("out must be (rows, outputs)");
+    if (bias && bias->shape(0) != (size_t)m.n) refuse("bias must be (outputs,)");
+}
+
+void linear_quantized(const std::string &isa, const PackedMatrix &w, const QuantizedRows &x, Output out, std::optional<Bias> bias,
+                      bool accumulate, int begin, int end) {
+    const Matrix &m = w.matrix;
+    if (!m.quantized() || m.k != x.activations.k) refuse("matrix and activations do not fit");
+    check_output(m, out, x.rows, bias);
+    const Range blocks = range_of(m, begin, end);
+    kernels_of(isa).linear(m, x.activations, nullptr, 0, x.rows, out.data(), leading(out), blocks.begin, blocks.end,
+                           bias ? bias->data() : nullptr, accumulate);
+}
+
+void linear_float(const std::string &isa, const PackedMatrix &w, const Floats &x, Output out, std::optional<Bias> bias,
+                  bool accumulate, int begin, int end) {
+    const Matrix &m = w.matrix;
+    if (m.quantized() || (size_t)m.k != x.shape(1)) refuse("matrix and inputs do not fit");
+    check_output(m, out, x.shape(0), bias);
+    const Range blocks = range_of(m, begin, end);
+    kernels_of(isa).linear(m, {}, x.data(), leading(x), (int)x.shape(0), out.data(), leading(out), blocks.begin,
+                           blocks.end, bias ? bias->data() : nullptr, accumulate);
+}
+
+void embed_rows(const std::string &isa, const PackedMatrix &w, const Ids &ids, Output out) {
+    const Matrix &m = w.matrix;
+    if (out.shape(0) != ids.shape(0) || out.shape(1) != (size_t)m.k) refuse("out must be (ids, inputs)");
+    for (size_t i = 0; i < ids.shape(0); i++)
+        if (ids.data()[i] < 0 || ids.data()[i] >= m.n) refuse("an id outside the matrix");
+    kernels_of(isa).embed(m, ids.data(), 0, (int)ids.shape(0), out.data(), leading(out));
+}
+
+template <class T> nb::object copy_of(const T *data, size_t rows, size_t columns) {
+    T *copy = new T[rows * columns];
+    memcpy(copy, data, rows * columns * sizeof(T));
+    nb::capsule owner(copy, [](void *p) noexcept { delete[] (T *)p; });
+    return nb::ndarray<nb::numpy, T>(copy, {rows, columns}, owner).cast();
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_ &module) {
+    nb::class_<PackedMatrix>(module, "Matrix")
+        .def_prop_ro("nbytes", [](const PackedMatrix &m) { return m.matrix.bytes; })
+        .def_prop_ro("blocks", [](const PackedMatrix &m) { return m.matrix.blocks(); })
+        .def_prop_ro("packed", [](const PackedMatrix &m) { return copy_of(m.matrix.data, 1, m.matrix.bytes); });
+    nb::class_<QuantizedRows>(module, "Activations")
+        .def_prop_ro("quants", [](const QuantizedRows &x) { return copy_of(x.activations.q, x.rows, x.activations.k); })
+        .def_prop_ro("scales", [](const QuantizedRows &x) { return copy_of(x.activations.scale, x.rows, x.activations.k / 32); })
+        .def_prop_ro("sums", [](const QuantizedRows &x) { return copy_of(x.activations.sum, x.rows, x.activations.k / 32); })
+        .def_prop_ro("shifts", [](const QuantizedRows &x) { return copy_of(x.activations.shift, x.rows, x.activations.k / 32); });
+
+    module.def("isas", &isas, "Instruction sets that this build and this processor have, widest first.");
+    module.def("packed_bytes", [](const std::string &format, int n, int k, int group, bool minimum) {
+        return shape_of(format, n, k, group, minimum).bytes;
+    }, "format"_a, "n"_a, "k"_a, "group"_a = 0, "minimum"_a = false);
+    module.def("pack", &pack_planes, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "values"_a, "scales"_a.none() = nb::none(),
+               "mins"_a.none() = nb::none(), "A Matrix in the kernels' layout; planes (n, …) or (n, groups, …) as formats/ has them.");
+    module.def("quantize", &quantize_rows, "isa"_a, "x"_a);
+    module.def("linear", &linear_quantized, "isa"_a, "w"_a, "x"_a, "out"_a, "bias"_a.none() = nb::none(), "accumulate"_a = false,
+               "begin"_a = 0, "end"_a = -1);
+    module.def("linear", &linear_float, "isa"_a, "w"_a, "x"_a, "out"_a, "bias"_a.none() = nb::none(), "accumulate"_a = false,
+               "begin"_a = 0, "end"_a = -1, "out (+)= x · wᵀ + bias for blocks begin..end−1 of 32 outputs.");
+    module.def("embed", &embed_rows, "isa"_a, "w"_a, "ids"_a, "out"_a);
+    module.def("exp", [](const std::string &isa, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> x, Output out) {
+        if (out.shape(0) != x.shape(0) || out.shape(1) != x.shape(1)) refuse("out must have the shape of x");
+        kernels_of(isa).exp(x.data(), out.data(), x.size());
+    }, "isa"_a, "x"_a, "out"_a);
+}
+
+}  // namespace nano

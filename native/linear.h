@@ -1,0 +1,222 @@
+// out = x · wᵀ on packed matrices (see MatrixKernels::linear in matrix.h for what is computed, in which order).
+//
+// A tile is M rows × H halves (16 outputs each) of one block. A block meets all rows before the next one is read, so weights
+// come from memory once whatever the number of rows, and stay in the first two caches meanwhile.
+#pragma once
+
+#include "matrix.h"
+#include "simd.h"
+
+namespace nano::NANO_ISA {
+
+template <int M, int H> struct Tile {
+    f32x16 sum[M][H];
+};
+
+// Where a tile's results go: `out` at the block's first output, `n` outputs of the block that exist.
+struct Target {
+    float *out;
+    size_t ldo;
+    const float *bias;
+    bool accumulate;
+    int n;
+};
+
+template <int M, int H> NANO_INLINE void finish(const Tile<M, H> &tile, const Target &to, int row, int half) {
+    for (int h = 0; h < H; h++) {
+        const int at = (half + h) * LANES, n = to.n - at < LANES ? to.n - at : LANES;
+        if (n <= 0) return;
+        for (int m = 0; m < M; m++) {
+            float *out = to.out + (row + m) * to.ldo + at;
+            f32x16 value = tile.sum[m][h];
+            if (to.bias) value = value + load_n(to.bias + at, n);
+            if (to.accumulate) value = load_n(out, n) + value;
+            store_n(out, value, n);
+        }
+    }
+}
+
+NANO_INLINE int32_t four(const int8_t *q) {
+    int32_t word;
+    memcpy(&word, q, 4);
+    return word;
+}
+
+// 32 columns of q4: the exact sums of M rows; `w` is the half's 256 bytes, `a` the rows' int8 at these columns.
+template <int M, int H>
+NANO_INLINE void dot_nibbles(const uint8_t *w, const int8_t *a, size_t lda, const int32_t *sum, size_t groups, int offset,
+                             i32x16 (&dots)[M][H]) {
+    Nibbles acc[M][H];
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < H; h++) acc[m][h] = begin_nibbles(sum[m * groups], offset);
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; t++) {
+        u8x64 low[H], high[H];
+        for (int h = 0; h < H; h++) {
+            const u8x64 both = load_bytes(w + h * 256 + t * 64);
+            low[h] = low_nibbles(both);
+            high[h] = high_nibbles(both);
+        }
+        for (int m = 0; m < M; m++) {
+            const int32_t first_half = four(a + m * lda + 4 * t), second_half = four(a + m * lda + 16 + 4 * t);
+            for (int h = 0; h < H; h++) step(acc[m][h], low[h], first_half);
+            for (int h = 0; h < H; h++) step(acc[m][h], high[h], second_half);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < H; h++) dots[m][h] = end_nibbles(acc[m][h], sum[m * groups], offset);
+}
+
+template <int M, int H, bool MINIMUM>
+NANO_INLINE void tile_q4(const Matrix &w, const uint8_t *block, const Activations &a, const Target &to, int row, int half) {
+    const size_t groups = w.k / BLOCK;
+    const int steps = w.group / BLOCK;
+    Tile<M, H> tile;
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
+    const Activations x = a.from(row);
+    for (size_t g = 0; g < groups;) {
+        const uint8_t *scales = block + steps * 512 + half * 32, *mins = scales + 64;
+        for (int s = 0; s < steps; s++, g++, block += 512) {
+            i32x16 dots[M][H];
+            dot_nibbles<M, H>(block + half * 256, x.q + g * BLOCK, w.k, x.sum + g, groups, MINIMUM ? 0 : 8, dots);
+            for (int h = 0; h < H; h++) {
+                const f32x16 scale = load_f16((const uint16_t *)(scales + h * 32));
+                for (int m = 0; m < M; m++)
+                    tile.sum[m][h] = fma(to_f32(dots[m][h]), scale * set1(x.scale[m * groups + g]), tile.sum[m][h]);
+                if constexpr (MINIMUM) {
+                    const f32x16 minimum = load_f16((const uint16_t *)(mins + h * 32));
+                    for (int m = 0; m < M; m++)
+                        tile.sum[m][h] = fma(minimum, set1(x.shift[m * groups + g]), tile.sum[m][h]);
+                }
+            }
+        }
+        block += MINIMUM ? 128 : 64;
+    }
+    finish(tile, to, row, half);
+}
+
+template <int M, int H>
+NANO_INLINE void tile_q8(const Matrix &w, const uint8_t *block, const Activations &a, const Target &to, int row, int half) {
+    const size_t groups = w.k / BLOCK;
+    Tile<M, H> tile;
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
+    const Activations x = a.from(row);
+    for (size_t g = 0; g < groups; g++, block += 1024 + 64) {
+        Bytes acc[M][H];
+        for (int m = 0; m < M; m++)
+            for (int h = 0; h < H; h++) acc[m][h] = begin_bytes(x.sum[m * groups + g]);
+#pragma GCC unroll 8
+        for (int t = 0; t < 8; t++) {
+            u8x64 weights[H];
+            for (int h = 0; h < H; h++) weights[h] = load_bytes(block + (half + h) * 512 + t * 64);
+            for (int m = 0; m < M; m++) {
+                const int32_t columns = four(x.q + m * (size_t)w.k + g * BLOCK + 4 * t);
+                for (int h = 0; h < H; h++) step(acc[m][h], weights[h], columns);
+            }
+        }
+        for (int h = 0; h < H; h++) {
+            const f32x16 scale = load_f16((const uint16_t *)(block + 1024 + (half + h) * 32));
+            for (int m = 0; m < M; m++)
+                tile.sum[m][h] = fma(to_f32(end_bytes(acc[m][h])), scale * set1(x.scale[m * groups + g]), tile.sum[m][h]);
+        }
+    }
+    finish(tile, to, row, half);
+}
+
+// Formats without scales: two columns of a half at once, so that bf16's pairs need no case of their own.
+template <Format F> struct Columns;
+template <> struct Columns<Format::f32> {
+    static constexpr size_t BYTES = 128;  // of one column
+    static NANO_INLINE f32x16 get(const uint8_t *block, int k, int half) {
+        return load((const float *)(block + k * BYTES) + half * LANES);
+    }
+};
+template <> struct Columns<Format::f16> {
+    static constexpr size_t BYTES = 64;
+    static NANO_INLINE f32x16 get(const uint8_t *block, int k, int half) {
+        return load_f16((const uint16_t *)(block + k * BYTES) + half * LANES);
+    }
+};
+template <> struct Columns<Format::bf16> {
+    static constexpr size_t BYTES = 64;
+    static NANO_INLINE f32x16 get(const uint8_t *block, int k, int half) {
+        const i32x16 pair = load((const int32_t *)(block + (k / 2) * 2 * BYTES) + half * LANES);
+        return from_bits(k % 2 ? shift_left<16>(pair) : pair & set1(-65536));
+    }
+};
+
+template <int M, int H, Format F>
+NANO_INLINE void tile_float(const Matrix &w, const uint8_t *block, const float *x, size_t ldx, const Target &to, int row, int half) {
+    Tile<M, H> tile;
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
+    x += row * ldx;
+    const auto column = [&](int k) __attribute__((always_inline)) {
+        f32x16 weights[H];
+        for (int h = 0; h < H; h++) weights[h] = Columns<F>::get(block, k, half + h);
+        for (int m = 0; m < M; m++)
+            for (int h = 0; h < H; h++) tile.sum[m][h] = fma(set1(x[m * ldx + k]), weights[h], tile.sum[m][h]);
+    };
+    int k = 0;
+    for (; k + 2 <= w.k; k += 2) {
+        column(k);
+        column(k + 1);
+    }
+    if (k < w.k) column(k);
+    finish(tile, to, row, half);
+}
+
+// All rows of one block in tiles of up to TILE_ROWS rows, evenly: 5 rows are 3 + 2, not 4 + 1.
+template <class TileOf> NANO_INLINE void over_rows(int rows, const TileOf &tile_of) {
+    int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int row = 0; row < rows; tiles--) {
+        const int m = (rows - row + tiles - 1) / tiles;
+        for (int half = 0; half < 2; half += TILE_HALVES) tile_of(m, row, half);
+        row += m;
+    }
+}
+
+template <int M, Format F, bool MINIMUM>
+void tile(const Matrix &w, const uint8_t *block, const Activations &a, const float *x, size_t ldx, const Target &to, int row, int half) {
+    if constexpr (F == Format::q4)
+        tile_q4<M, TILE_HALVES, MINIMUM>(w, block, a, to, row, half);
+    else if constexpr (F == Format::q8)
+        tile_q8<M, TILE_HALVES>(w, block, a, to, row, half);
+    else
+        tile_float<M, TILE_HALVES, F>(w, block, x, ldx, to, row, half);
+}
+
+template <Format F, bool MINIMUM = false>
+void linear_blocks(const Matrix &w, const Activations &a, const float *x, size_t ldx, int rows, float *out, size_t ldo,
+                   int block_begin, int block_end, const float *bias, bool accumulate) {
+    const size_t bytes = w.bytes / w.blocks();
+    for (int b = block_begin; b < block_end; b++) {
+        const int first = b * BLOCK, left = w.n - first;
+        const Target to{out + first, ldo, bias ? bias + first : nullptr, accumulate, left < BLOCK ? left : BLOCK};
+        const uint8_t *block = w.data + b * bytes;
+        over_rows(rows, [&](int m, int row, int half) __attribute__((always_inline)) {
+            if (m == 1) tile<1, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
+            if (m == 2) tile<2, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
+            if constexpr (TILE_ROWS > 2) {
+                if (m == 3) tile<3, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
+                if (m == 4) tile<4, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
+            }
+        });
+    }
+}
+
+inline void linear(const Matrix &w, const Activations &a, const float *x, size_t ldx, int rows, float *out, size_t ldo,
+                   int block_begin, int block_end, const float *bias, bool accumulate) {
+    const auto run = [&](auto blocks) { blocks(w, a, x, ldx, rows, out, ldo, block_begin, block_end, bias, accumulate); };
+    switch (w.format) {
+        case Format::f32: return run(linear_blocks<Format::f32>);
+        case Format::f16: return run(linear_blocks<Format::f16>);
+        case Format::bf16: return run(linear_blocks<Format::bf16>);
+        case Format::q8: return run(linear_blocks<Format::q8>);
+        case Format::q4: return w.minimum ? run(linear_blocks<Format::q4, true>) : run(linear_blocks<Format::q4>);
+    }
+}
+
+}  // namespace nano::NANO_ISA
