@@ -40,7 +40,7 @@ def test_floats_refuse_what_json_can_say(field, literal):
 
 
 @pytest.mark.parametrize("field", FLOATS)
-@pytest.mark.parametrize("value", [np.float32("nan"), np.float64("inf"), np.bool_(True), 10**400, 10**5000, 1j, b"1", np.ones(1)])
+@pytest.mark.parametrize("value", [np.float32("nan"), np.float64("inf"), np.bool_(True), 10**400, 1j, b"1", np.ones(1)])
 def test_floats_refuse_what_python_can_say(field, value):
     refused(field, value)
 
@@ -56,7 +56,7 @@ def test_floats_refuse_what_python_can_say(field, value):
         ("repetition_penalty", [0, -1, 9e-5, 1e-320, 10001, 1e300], [1e-4, 0.5, 1, 10000]),
         (
             "top_k",
-            [-2, 2**31, 1.0, "5", True, None, 10**5000, math.nan, np.float64(3)],
+            [-2, 2**31, 1.0, "5", True, None, math.nan, np.float64(3)],
             [-1, 0, 1, 2**31 - 1, np.int32(7), np.uint8(7)],
         ),
         ("max_tokens", [0, -1, 2**31, 1.0, "5", True, math.inf], [None, 1, 2**31 - 1, np.int64(7)]),
@@ -88,6 +88,12 @@ def test_values_are_normalised():
     assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
     assert math.copysign(1, SamplingParams(temperature=-0.0).temperature) == 1
     assert SamplingParams(seed=-1).seed is None and SamplingParams(seed=-2).seed == -2
+
+
+def test_numbers_that_python_will_not_print_are_refused_like_others():
+    for field in ("temperature", "top_k"):
+        refused(field, 10**5000)
+    refused("stop_token_ids", [10**5000])
 
 
 @pytest.mark.parametrize("temperature", [0, 0.0, 1e-9, 1e-20, 5e-324, 9.9e-6])
