@@ -37,7 +37,7 @@ sanitize: $(STAMPS)/build  ## the native part under the address and undefined-be
 
 bench: install  ## side by side with llama-cpp-python, which this builds (minutes)
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/pip install --quiet --no-binary llama-cpp-python $$($(REQUIREMENTS) bench)
-	$(BIN)/python benchmarks/compare.py $(ARGS)
+	$(BIN)/python benchmarks/side_by_side.py $(ARGS)
 
 docs: install  ## rewrite docs/cli.md from the commands' own flags
 	$(BIN)/python docs/write_cli.py

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
 from .engine.backend import Batch
 from .errors import OptionError
-from .sampling.pipeline import SamplingBatch
+from .sampling.params import SamplingParams
+from .sampling.pipeline import collect
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,10 @@ class Perplexity:
     stderr: float
 
 
-def _no_sampling(rows: int) -> SamplingBatch:
-    """Parameters of rows that want logits: none is drawn from."""
-    none, starts = np.zeros(0, np.int32), np.zeros(rows + 1, np.int32)
-    zeros = np.zeros(rows, np.int32)
-    return SamplingBatch(
-        values={},
-        seed=np.zeros(rows, np.uint64),
-        index=zeros,
-        position=zeros,
-        history=none,
-        history_starts=starts,
-        prompt_lengths=zeros,
-        banned=none,
-        banned_starts=starts,
-    )
+# Nothing is drawn, yet a batch names the parameters of every wanted row.
+_GREEDY = SimpleNamespace(
+    params=SamplingParams(temperature=0), tokens=[0], prompt_length=1, promised=0, seed=0, index=0, stop_ids=()
+)
 
 
 def _batch(ids: np.ndarray, begin: int, end: int, scored: int, table: np.ndarray) -> Batch:
@@ -58,7 +49,7 @@ def _batch(ids: np.ndarray, begin: int, end: int, scored: int, table: np.ndarray
         starts=np.array([0, end - begin], np.int32),
         block_tables=(table,),
         wanted=wanted,
-        sampling=_no_sampling(len(wanted)),
+        sampling=collect([_GREEDY] * len(wanted)),
         want_logits=np.ones(len(wanted), bool),
     )
 
@@ -121,3 +112,30 @@ def perplexity(
     nll = np.concatenate(scores)
     value = math.exp(nll.mean())
     return Perplexity(value, len(nll), windows, value * float(nll.std()) / math.sqrt(len(nll) - 1))
+
+
+def of_text(loaded, text: str, window: int, progress: Callable[[int, int, float], None] | None = None) -> Perplexity:
+    """Perplexity of raw text: what spells a control token stays text, and windows begin with BOS where the model's texts do.
+
+    Args:
+        loaded: what `loading.load` returns, with nothing running in its engine.
+
+    Raises:
+        OptionError: the window is longer than the context, or than the text.
+    """
+    plan, tokenizer = loaded.plan, loaded.tokenizer
+    if window > plan.max_model_len:
+        raise OptionError(
+            f"--window {window} is not possible", f"the context holds {plan.max_model_len:,} tokens", "Choose a shorter window."
+        )
+    begins = tokenizer.encode("")[:1] == [tokenizer.bos_id]
+    return perplexity(
+        loaded.engine.session,
+        tokenizer.encode(text, parse_special=False),
+        window,
+        progress,
+        block_size=plan.block_size,
+        max_rows=plan.max_num_batched_tokens,
+        max_wanted=plan.max_num_seqs,
+        bos=tokenizer.bos_id if begins else None,
+    )

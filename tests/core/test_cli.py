@@ -18,6 +18,7 @@ from nano_vllm.cli import _flags, _meter, _text, chat
 from nano_vllm.errors import NanoVLLMError, OptionError, PromptTooLong, UnknownOption
 from nano_vllm.options import Options
 from nano_vllm.sampling.params import SamplingParams
+from nano_vllm.version import version
 
 CONTEXT = 40
 
@@ -439,7 +440,7 @@ def test_version_is_the_projects_and_needs_nothing_heavy():
     code = "import sys; from nano_vllm import cli; code = cli.main(['--version']); print(sorted({m.split('.')[0] for m in sys.modules})); sys.exit(code)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     line, loaded = done.stdout.splitlines()
-    assert done.returncode == 0 and line == f"nano-vllm {cli.version()}"
+    assert done.returncode == 0 and line == f"nano-vllm {version()}"
     assert not {"numpy", "tokenizers", "jinja2", "huggingface_hub", "tqdm", "torch"} & set(eval(loaded))
 
 

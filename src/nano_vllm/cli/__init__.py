@@ -23,21 +23,6 @@ class Parser(argparse.ArgumentParser):
         raise OptionError(message.removeprefix("argument "), "", f"See {self.prog} --help.")
 
 
-def version() -> str:
-    """The installed version; in a source tree without an installation the one in pyproject.toml."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("nano-vllm")
-    except metadata.PackageNotFoundError:
-        from pathlib import Path
-
-        for line in (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8").splitlines():
-            if line.startswith("version = "):
-                return line.split('"')[1]
-        raise
-
-
 def usage() -> str:
     """The text of `nano-vllm --help`."""
     commands = "\n".join(f"  {name:<12}{module.HELP}" for name, module in registry.modules("cli").items())
@@ -82,12 +67,17 @@ def _dispatch(argv: list[str]) -> int:
         print(usage())
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
+        from ..version import version
+
         print(f"nano-vllm {version()}")
         return 0
     command, known = argv[0], registry.names("cli")
     if command not in known:
         raise UnknownOption(f"no command {command!r}", "", _question(command, known) or f"Commands are: {', '.join(known)}.")
     args = parse(command, argv[1:])
+    import logging
+
+    logging.basicConfig(format="nano-vllm: %(message)s")
     code = registry.load("cli", command).main(args)
     sys.stdout.flush()
     return code

@@ -39,20 +39,24 @@ def progress(done: int, total: int, value: float) -> None:
 def main(args: argparse.Namespace) -> int:
     """Prints value ± standard error on stdout."""
     from .. import perplexity
-    from ..llm import LLM
+    from ..loading import load
+    from ..options import options
     from . import _meter, _text
 
     text = _text.read_file(args.file)
-    with LLM(**_flags.asked(args, _flags.model_flags(*FIELDS))) as llm:
+    loaded = load(options(**_flags.asked(args, _flags.model_flags(*FIELDS))))
+    try:
         begun = time.perf_counter()
-        found = perplexity.of_text(llm, text, args.window, progress)
+        found = perplexity.of_text(loaded, text, args.window, progress)
         seconds = time.perf_counter() - begun
-        print(
-            f"perplexity {found.value:.4f} ± {found.stderr:.4f} "
-            f"({found.tokens:,} tokens scored in {found.windows} windows of {args.window})",
-            flush=True,
-        )
-        meter = _meter.Meter.of(llm)
-        meter.add(found.windows * args.window, 0, 0, seconds, 0.0)
-        meter.tell()
+    finally:
+        loaded.close()
+    print(
+        f"perplexity {found.value:.4f} ± {found.stderr:.4f} "
+        f"({found.tokens:,} tokens scored in {found.windows} windows of {args.window})",
+        flush=True,
+    )
+    meter = _meter.Meter()
+    meter.add(found.windows * args.window, 0, 0, seconds, 0.0)
+    meter.tell()
     return 0
