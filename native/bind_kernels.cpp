@@ -23,8 +23,9 @@ namespace {
 
 using Array = nb::ndarray<nb::ro, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
-using Bias = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
+using Lanes = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 [[noreturn]] void refuse(const std::string &why) { throw nb::value_error(why.c_str()); }
@@ -110,13 +111,8 @@ PackedMatrix pack_planes(const std::string &format, int n, int k, int group, boo
 
 const MatrixKernels &kernels_of(const std::string &isa) {
     const Kernels *found = find_kernels(isa.c_str());
-    const std::string name = found ? found->name : "";
-    if (name == "generic") return generic::matrix_kernels;
-#ifdef NANO_X86
-    if (name == "avx2") return avx2::matrix_kernels;
-    if (name == "avx512") return avx512::matrix_kernels;
-#endif
-    refuse("this build or processor has no kernels for " + isa);
+    if (!found) refuse("this build or processor has no kernels for " + isa);
+    return *found->matrix;
 }
 
 std::vector<std::string> isas() {
@@ -149,12 +145,12 @@ Range range_of(const Matrix &m, int begin, int end) {
     return {begin, end};
 }
 
-void check_output(const Matrix &m, const Output &out, size_t rows, const std::optional<Bias> &bias) {
+void check_output(const Matrix &m, const Output &out, size_t rows, const std::optional<Vector> &bias) {
     if (out.shape(0) != rows || out.shape(1) != (size_t)m.n) refuse("out must be (rows, outputs)");
     if (bias && bias->shape(0) != (size_t)m.n) refuse("bias must be (outputs,)");
 }
 
-void linear_quantized(const std::string &isa, const PackedMatrix &w, const QuantizedRows &x, Output out, std::optional<Bias> bias,
+void linear_quantized(const std::string &isa, const PackedMatrix &w, const QuantizedRows &x, Output out, std::optional<Vector> bias,
                       bool accumulate, int begin, int end) {
     const Matrix &m = w.matrix;
     if (!m.quantized() || m.k != x.activations.k) refuse("matrix and activations do not fit");
@@ -164,7 +160,7 @@ void linear_quantized(const std::string &isa, const PackedMatrix &w, const Quant
                            bias ? bias->data() : nullptr, accumulate);
 }
 
-void linear_float(const std::string &isa, const PackedMatrix &w, const Floats &x, Output out, std::optional<Bias> bias,
+void linear_float(const std::string &isa, const PackedMatrix &w, const Floats &x, Output out, std::optional<Vector> bias,
                   bool accumulate, int begin, int end) {
     const Matrix &m = w.matrix;
     if (m.quantized() || (size_t)m.k != x.shape(1)) refuse("matrix and inputs do not fit");
@@ -180,6 +176,11 @@ void embed_rows(const std::string &isa, const PackedMatrix &w, const Ids &ids, O
     for (size_t i = 0; i < ids.shape(0); i++)
         if (ids.data()[i] < 0 || ids.data()[i] >= m.n) refuse("an id outside the matrix");
     kernels_of(isa).embed(m, ids.data(), 0, (int)ids.shape(0), out.data(), leading(out));
+}
+
+void probe_lanes(const std::string &isa, Probe op, const Vector &a, const Vector &b, const Vector &c, Lanes out) {
+    if (b.size() != a.size() || c.size() != a.size() || out.size() != a.size()) refuse("a, b, c and out must have one length");
+    kernels_of(isa).probe(op, a.data(), b.data(), c.data(), out.data(), a.size());
 }
 
 template <class T> nb::object copy_of(const T *data, size_t rows, size_t columns) {
@@ -214,10 +215,13 @@ void bind_kernels(nb::module_ &module) {
     module.def("linear", &linear_float, "isa"_a, "w"_a, "x"_a, "out"_a, "bias"_a.none() = nb::none(), "accumulate"_a = false,
                "begin"_a = 0, "end"_a = -1, "out (+)= x · wᵀ + bias for blocks begin..end−1 of 32 outputs.");
     module.def("embed", &embed_rows, "isa"_a, "w"_a, "ids"_a, "out"_a);
-    module.def("exp", [](const std::string &isa, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> x, Output out) {
-        if (out.shape(0) != x.shape(0) || out.shape(1) != x.shape(1)) refuse("out must have the shape of x");
-        kernels_of(isa).exp(x.data(), out.data(), x.size());
-    }, "isa"_a, "x"_a, "out"_a);
+    nb::enum_<Probe>(module, "Probe")
+        .value("add", Probe::add).value("subtract", Probe::subtract).value("multiply", Probe::multiply)
+        .value("divide", Probe::divide).value("fma", Probe::fma).value("max", Probe::max).value("min", Probe::min)
+        .value("sqrt", Probe::sqrt).value("exp", Probe::exp).value("f16", Probe::f16).value("bf16", Probe::bf16)
+        .value("to_i32", Probe::to_i32).value("select_less", Probe::select_less).value("first", Probe::first)
+        .value("reduce_add", Probe::reduce_add).value("reduce_max", Probe::reduce_max);
+    module.def("probe", &probe_lanes, "isa"_a, "op"_a, "a"_a, "b"_a, "c"_a, "out"_a);
 }
 
 }  // namespace nano

@@ -75,6 +75,11 @@ struct Activations {
 size_t activations_bytes(int rows, int k);
 Activations activations_in(void *memory, int rows, int k);
 
+// Functions of simd.h that tests call through `probe`.
+enum class Probe {
+    add, subtract, multiply, divide, fma, max, min, sqrt, exp, f16, bf16, to_i32, select_less, first, reduce_add, reduce_max
+};
+
 // One instruction set's kernels; all give the same bits.
 struct MatrixKernels {
     const char *name;
@@ -93,7 +98,8 @@ struct MatrixKernels {
     // out[r] = row ids[r] of w as float32, for rows [row_begin, row_end); ids lie in 0..n−1.
     void (*embed)(const Matrix &w, const int32_t *ids, int row_begin, int row_end, float *out, size_t ldo);
 
-    void (*exp)(const float *x, float *out, size_t n);  // for tests of the one exponential
+    // op on n numbers of a, b and c (those that it takes), sixteen lanes at a time; results that are no floats as their bits.
+    void (*probe)(Probe op, const float *a, const float *b, const float *c, float *out, size_t n);
 };
 
 // Defined by matrix.cpp, which is compiled once per instruction set.
