@@ -356,11 +356,6 @@ def test_rates_count_what_they_say():
     assert f"12 output tokens (5.0 tok/s, {read / 2 / 1e9:.1f} GB/s" in meter.line()
 
 
-@pytest.mark.parametrize("count, text", [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (96_600_000, "96.6 MB"), (999.6e6, "1 GB"), (12e9, "12 GB")])
-def test_sizes_are_decimal(count, text):
-    assert _meter.size(count) == text
-
-
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="Linux")
 def test_peak_memory_is_the_kernels():
     before = _meter.peak_memory()
@@ -431,6 +426,58 @@ def test_impossible_windows_are_refused(window):
 def test_log_likelihoods_do_not_overflow():
     logits = np.array([[1e4, -1e4, 0.0]], np.float32)
     assert perplexity.log_likelihoods(logits, np.array([1]))[0] == pytest.approx(-2e4)
+
+
+# --- info ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(monkeypatch, tmp_path):
+    """A llama of its own test config, in two formats, without a file; `info` finds it under any name."""
+    from nano_vllm.architectures import llama
+    from nano_vllm.formats import describe
+    from nano_vllm.model import weights
+    from nano_vllm.model.spec import parameters
+    from nano_vllm.sources import resolve
+
+    spec = llama.describe(llama.TINY[0])
+    infos = {n: describe(n, shape, "f32" if len(shape) == 1 else "f16") for n, shape in parameters(spec).items()}
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.chat_template": "x"}
+    made = types.SimpleNamespace(spec=spec, weights=types.SimpleNamespace(infos=infos), metadata=metadata, path=tmp_path, close=lambda: None)
+    monkeypatch.setattr(resolve, "resolve", lambda model, options: tmp_path)
+    monkeypatch.setattr(weights, "open_model", lambda path: made)
+    return made
+
+
+def test_info_tells_sizes_formats_plan_and_backends(capsys, opened):
+    assert cli.main(["info", "any", "--backend", "reference", "--num-blocks", "7", "--max-model-len", "32"]) == 0
+    out = capsys.readouterr().out
+    shapes = [info.shape for info in opened.weights.infos.values()]
+    assert f"{sum(math.prod(shape) for shape in shapes):,}" in out
+    assert f"{sum(len(shape) == 2 for shape in shapes)} tensors" in out.split("  f16 ")[1].splitlines()[0]
+    assert "gpt2, smollm; has a chat template" in out
+    lines = [line.split(None, 2) for line in out.splitlines()]
+    assert ["num_blocks", "7", "num_blocks as asked"] in lines and ["max_model_len", "32", "as asked"] in lines
+    assert [line.split()[0] for line in out.split("\nbackends\n")[1].splitlines() if line[2] != " "] == list(registry.names("backends"))
+
+
+def test_info_says_why_there_is_no_plan(capsys, opened):
+    assert cli.main(["info", "--backend", "reference", "--kv-cache-memory", "1"]) == 0
+    assert "none" in (out := capsys.readouterr().out) and "one block of 16 tokens takes" in out
+
+
+def test_info_wants_one_model(capsys, opened):
+    assert "two models" in refused(capsys, "info", "a", "-m", "b")
+
+
+def test_info_of_a_folder_without_a_template(opened, tmp_path):
+    from nano_vllm.cli import info
+
+    opened.metadata = None
+    assert info.tokenizer(opened) == "none; no chat template"
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "y"}')
+    assert info.tokenizer(opened) == "BPE; has a chat template"
 
 
 # --- start ---------------------------------------------------------------------------------------------------------------

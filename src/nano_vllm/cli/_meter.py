@@ -6,6 +6,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+from ..memory.machine import format_bytes
+
 
 def peak_memory() -> int | None:
     """Most bytes this process has had in memory, by the kernel's count; None where it keeps none."""
@@ -22,15 +24,6 @@ def peak_memory() -> int | None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units, three digits."""
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def rate(count: float, seconds: float) -> str:
@@ -99,7 +92,7 @@ class Meter:
             output += f" ({speed})"
         first = f"first token after {self.first_s / max(self.requests, 1):.3f} s" if self.output_tokens else "no token"
         peak = peak_memory()
-        return ", ".join([prompt, output, first] + ([f"peak memory {size(peak)}"] if peak else []))
+        return ", ".join([prompt, output, first] + ([f"peak memory {format_bytes(peak)}"] if peak else []))
 
     def tell(self) -> None:
         print(self.line(), file=sys.stderr, flush=True)

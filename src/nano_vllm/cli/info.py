@@ -1,14 +1,133 @@
-"""`nano-vllm info`: what a model is and what would be decided for it, from its header alone."""
+"""`nano-vllm info`: what a model is and what would be decided for it, from its headers alone."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections import Counter
+from dataclasses import fields
 
+from ..errors import NanoVLLMError, OptionError
 from . import _flags
 
 HELP = "what a model holds, what is planned for it, and what each backend says"
+WIDTH = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="model", help="alias, Hugging Face id, folder or .gguf file; the same as --model")
     _flags.add(parser, "model and engine", _flags.model_flags())
+
+
+def line(name: str, text: str) -> None:
+    print(f"{name:<{WIDTH}}{text}".rstrip())
+
+
+def describe(opened) -> None:
+    """Architecture, sizes, formats."""
+    from ..memory.machine import format_bytes
+
+    spec, infos = opened.spec, opened.weights.infos.values()
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    windows = Counter(layer.attention.window for layer in spec.layers if layer.attention.window)
+    line("file", str(opened.path))
+    line("architecture", f"{spec.architecture}: {len(spec.layers)} layers, hidden size {spec.hidden_size:,}")
+    line("  attention", f"{attention.heads} heads of {attention.head_size} over {attention.kv_heads} of keys and values")
+    for window, count in windows.items():
+        line("  window", f"{window:,} tokens in {count} layers")
+    line("  mlp", f"{mlp.size:,}, {mlp.activation}")
+    line("  vocabulary", f"{spec.vocab_size:,}, {'head tied to the embedding' if spec.tied else 'a head of its own'}")
+    line("context", f"{spec.context:,} tokens")
+    line("parameters", f"{sum(_elements(info) for info in infos):,}")
+    line("weights", format_bytes(sum(info.nbytes for info in infos)))
+    for name, (count, nbytes) in sorted(formats(infos).items()):
+        line(f"  {name}", f"{count} tensors, {format_bytes(nbytes)}")
+    line("tokenizer", tokenizer(opened))
+
+
+def _elements(info) -> int:
+    count = 1
+    for size in info.shape:
+        count *= size
+    return count
+
+
+def formats(infos) -> dict[str, tuple[int, int]]:
+    """Format, with group and minimum where it has them -> number of tensors, bytes."""
+    found: dict[str, tuple[int, int]] = {}
+    for info in infos:
+        name = info.format + (f" groups of {info.group}" if info.group else "") + (" + min" if info.minimum else "")
+        count, nbytes = found.get(name, (0, 0))
+        found[name] = (count + 1, nbytes + info.nbytes)
+    return found
+
+
+def tokenizer(opened) -> str:
+    """Kind and template, from the metadata: no tokenizer is built for it."""
+    if opened.metadata is not None:
+        parts = [opened.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre")]
+        template = opened.metadata.get("tokenizer.chat_template")
+    else:
+        from ..text.folder import read_config
+
+        template = read_config(opened.path).get("chat_template")
+        try:
+            parts = [json.loads((opened.path / "tokenizer.json").read_bytes())["model"]["type"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            parts = []
+    kind = ", ".join(str(part) for part in parts if part) or "none"
+    return f"{kind}; {'has a chat template' if template else 'no chat template'}"
+
+
+def plan(options, program) -> None:
+    """The lines of the plan with their reasons, or why there is none."""
+    from ..loading import choose_backend
+    from ..memory.plan import Plan, resolve
+
+    print("\nplan")
+    try:
+        name, backend = choose_backend(options)
+        made = resolve(options, program, name, backend.KV_DTYPE)
+    except NanoVLLMError as error:
+        return line("  none", str(error))
+    for field in fields(Plan):
+        value = getattr(made, field.name)
+        if field.name != "reasons" and value != "":
+            shown = f"{value:,}" if isinstance(value, int) else str(value)
+            reason = made.reasons.get(field.name, "")
+            line(f"  {field.name}", f"{shown:<10} {reason}")
+
+
+def backends(options) -> None:
+    """What each backend says of this machine."""
+    from .. import registry
+
+    print("\nbackends")
+    for name, backend in registry.modules("backends").items():
+        probe = backend.probe(options)
+        line(f"  {name}", f"{'usable' if probe.usable else 'not usable'}: {probe.reason}")
+        if probe.mend:
+            line("", probe.mend)
+        for key, value in probe.details.items():
+            line("", f"{key}: {value}")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints to stdout. Reads headers only; fetches the model if it is not here."""
+    from ..model.program import lower
+    from ..model.weights import open_model
+    from ..options import options
+    from ..sources.resolve import resolve
+
+    given = _flags.asked(args, _flags.model_flags())
+    if args.name and given.setdefault("model", args.name) != args.name:
+        raise OptionError("two models are named", f"{args.name!r} and {given['model']!r}", "Name one.")
+    asked = options(**given)
+    opened = open_model(resolve(asked.model, asked))
+    try:
+        describe(opened)
+        plan(asked, lower(opened.spec))
+        backends(asked)
+    finally:
+        opened.close()
+    return 0

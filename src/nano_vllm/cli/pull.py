@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prints the path of the file or folder; a progress bar goes to stderr where that is a terminal."""
-    from .. import sources
     from ..options import options
+    from ..sources.resolve import resolve
 
     given = _flags.asked(args, _flags.model_flags("revision", "cache_dir", "log_level"))
-    print(sources.resolve(options(model=args.name, **given)))
+    print(resolve(args.name, options(**given)))
     return 0
