@@ -1,0 +1,80 @@
+// Which of the compiled kernels this processor can run.
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+
+#if defined(NANO_X86) && defined(_MSC_VER)
+#include <intrin.h>
+#endif
+
+namespace nano {
+
+namespace generic {
+extern const Kernels kernels;
+}
+#ifdef NANO_X86
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+
+namespace {
+
+#ifdef NANO_X86
+#ifdef _MSC_VER
+// The operating system must save the wide registers, too: XCR0.
+bool has(bool wide) {
+    int leaf[4];
+    __cpuid(leaf, 1);
+    const bool saves = (leaf[2] >> 27) & 1, fma = (leaf[2] >> 12) & 1, f16c = (leaf[2] >> 29) & 1;
+    if (!saves || !fma || !f16c) return false;
+    const unsigned long long state = _xgetbv(0), needed = wide ? 0xe6 : 0x6;
+    __cpuidex(leaf, 7, 0);
+    const bool avx2 = (leaf[1] >> 5) & 1;
+    const unsigned f_dq = 1u << 16 | 1u << 17, bw_vl = 1u << 30 | 1u << 31;
+    const bool avx512 = (unsigned(leaf[1]) & (f_dq | bw_vl)) == (f_dq | bw_vl) && (leaf[2] >> 11 & 1);
+    return (state & needed) == needed && avx2 && (!wide || avx512);
+}
+bool has_avx2() { return has(false); }
+bool has_avx512() { return has(true); }
+#else
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+#endif
+
+}  // namespace
+
+std::vector<const Kernels *> available_kernels() {
+    std::vector<const Kernels *> found;
+#ifdef NANO_X86
+    if (has_avx512()) found.push_back(&avx512::kernels);
+    if (has_avx2()) found.push_back(&avx2::kernels);
+#endif
+    found.push_back(&generic::kernels);
+    return found;
+}
+
+const Kernels *find_kernels(const char *name) {
+    for (const Kernels *kernels : available_kernels())
+        if (*name == 0 || std::strcmp(name, kernels->name) == 0) return kernels;
+    return nullptr;
+}
+
+int64_t attend_units(const Step &step, int heads, int kv_heads, int tile) {
+    int64_t units = 0;
+    for (int s = 0; s < step.sequences; ++s) {
+        const int64_t queries = int64_t(step.starts[s + 1] - step.starts[s]) * (heads / kv_heads);
+        units += (queries + tile - 1) / tile * kv_heads;
+    }
+    return units;
+}
+
+}  // namespace nano
