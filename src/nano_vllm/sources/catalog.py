@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,8 +96,6 @@ def fetch(
 
 def _sweep(folder: Path) -> None:
     """Removes what fetches left that were killed long ago."""
-    import shutil
-
     for left in folder.glob(".fetch-*"):
         if time.time() - left.stat().st_mtime > LEFT_OVER:
             shutil.rmtree(left, ignore_errors=True)

@@ -71,7 +71,7 @@ def _hub_folder(repository: str, revision: str | None) -> Path:
         pass
     try:
         folder = snapshot(local=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of the hub, of its HTTP client, of the file system: they have no common base
         raise _not_fetched(repository, error) from None
     if not _whole(folder):
         why = f"it has no config.json with {SINGLE} or {INDEX} and its shards"
@@ -104,7 +104,7 @@ def _hub_file(repository: str, file: str, revision: str | None) -> Path:
         pass
     try:
         return Path(hf_hub_download(repository, file, revision=revision))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as above
         raise _not_fetched(f"{repository}:{file}", error) from None
 
 
