@@ -86,7 +86,7 @@ def test_values_are_normalised():
     assert (params.temperature, params.top_k, params.stop, params.stop_token_ids, params.seed) == (1.0, 0, ("end",), (3, 1), 5)
     assert type(params.temperature) is float and type(params.seed) is int and params.ignore_eos is True
     assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
-    assert math.copysign(1, SamplingParams(temperature=-0.0).temperature) == 1
+    assert math.copysign(1, SamplingParams(presence_penalty=-0.0).presence_penalty) == 1
     assert SamplingParams(seed=-1).seed is None and SamplingParams(seed=-2).seed == -2
 
 

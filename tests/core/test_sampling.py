@@ -283,6 +283,13 @@ def test_extremes_neither_warn_nor_fail(temperature, scale, more):
     assert ((ids >= 0) & (ids != 7)).all()
 
 
+@pytest.mark.parametrize("params", [{"temperature": 1e-5}, {"temperature": 0, "repetition_penalty": 1e4}])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_overflow_excludes_no_token(params, sign):
+    logits = np.full((1, VOCAB), sign * 1e37, np.float32)
+    assert sample(logits, collect([request(tokens=range(VOCAB), **params)]))[0] >= 0
+
+
 def test_huge_temperature_is_uniform_over_what_is_kept():
     logits = np.array([[9, -9, 0, -np.inf, 3]], np.float32).repeat(4000, 0)
     counts = np.bincount(sample(logits, collect(draws(4000, temperature=1e30))), minlength=5)
@@ -367,6 +374,20 @@ def test_draw_inverts_the_cumulative_sum(u, drawn):
     batch = collect([request()])
     batch.__dict__["uniform"] = np.array([u])
     assert kept(stage("draw").apply(logits, batch, 0)) == [drawn]
+
+
+@pytest.mark.parametrize(("u", "drawn"), [(0.0625, 0), (0.25, 1), (0.5, 2), (0.75, 3)])
+def test_draw_takes_the_first_sum_that_exceeds(u, drawn):
+    batch = collect([request()])
+    batch.__dict__["uniform"] = np.array([u])
+    assert kept(stage("draw").apply(np.zeros(4, np.float32), batch, 0)) == [drawn]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_draw_with_the_largest_number_is_the_last_token(seed):
+    batch = collect([request()])
+    batch.__dict__["uniform"] = np.array([1 - 2.0**-53])
+    assert kept(stage("draw").apply(logits_of(seed, scale=0.1 * seed)[0], batch, 0)) == [VOCAB - 1]
 
 
 @pytest.mark.parametrize("u", [2.0**-54, 1 - 2.0**-53])

@@ -23,6 +23,5 @@ def active(batch) -> np.ndarray:
 def apply(logits: np.ndarray, batch, i: int) -> np.ndarray:
     ids = np.flatnonzero(logits > -np.inf)
     sums = np.cumsum(_common.odds(logits[ids]))
-    # u times the total may round up to the total, which no sum exceeds
-    target = min(batch.uniform[i] * sums[-1], np.nextafter(sums[-1], 0))
-    return _common.only(logits, ids[np.searchsorted(sums, target, side="right")][None])
+    # u is at most 1 - 2^-53, so the product is below the total also after rounding, and some sum exceeds it
+    return _common.only(logits, ids[np.searchsorted(sums, batch.uniform[i] * sums[-1], side="right")][None])
