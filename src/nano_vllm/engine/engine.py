@@ -82,7 +82,7 @@ class Engine:
             sink=sink,
             priority=priority,
             cache_salt=cache_salt,
-            lockstep=bool(host or observe or params.stop or pipeline.uses_history(params)),
+            lockstep=bool(host or observe or params.stop or pipeline.needs_history(params)),
             observe=observe,
         )
         if params.stop:
