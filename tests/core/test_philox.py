@@ -75,7 +75,7 @@ def test_every_argument_matters():
 
 @pytest.mark.parametrize("along", ["seed", "index", "position"])
 def test_uniform_is_uniform_and_not_correlated(along):
-    """Along each argument: chi-square over 100 cells (99.9 % quantile of 99 degrees: 148.2), and of neighbours in a 10 x 10 grid."""
+    """Along each argument: chi-square over 100 cells (99 degrees, 99.9 %: 148.2), and of neighbours in a 10 x 10 grid."""
     n = 20000
     u = uniform(**{"seed": 3, "index": 0, "position": 11, along: np.arange(n)})
     counts = np.bincount((u * 100).astype(int), minlength=100)

@@ -408,7 +408,8 @@ def mixed(n: int) -> list[SimpleNamespace]:
     made = []
     for i in range(n):
         params = {
-            "temperature": float(rng.choice([0, 0.5, 1, 1.3])), "top_k": int(rng.choice([0, 5])), "top_p": float(rng.choice([1, 0.8])),
+            "temperature": float(rng.choice([0, 0.5, 1, 1.3])),
+            "top_k": int(rng.choice([0, 5])), "top_p": float(rng.choice([1, 0.8])),
             "min_p": float(rng.choice([0, 0.05])), "repetition_penalty": float(rng.choice([1, 1.2])),
             "frequency_penalty": float(rng.choice([0, 0.5])), "min_tokens": int(rng.choice([0, 50])),
         }  # fmt: skip

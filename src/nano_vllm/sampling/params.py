@@ -139,7 +139,8 @@ class SamplingParams:
         min_p: 0 to 1; keeps tokens at least this fraction as likely as the likeliest.
         presence_penalty, frequency_penalty: -2 to 2, on tokens of the answer.
         repetition_penalty: 0.0001 to 10000, on tokens of prompt and answer (Keskar et al. 2019).
-        seed: same seed, same request, same answer. From -2^63 to 2^64 - 1, used modulo 2^64. None or -1 (stored as None) draws one.
+        seed: same seed, same request, same answer. From -2^63 to 2^64 - 1, used modulo 2^64. None or -1 (stored as None) draws
+            one.
         stop: strings that end the answer; not part of the text unless `include_stop_str_in_output`.
         stop_token_ids: ids that end the answer, besides the model's own unless `ignore_eos`.
         include_stop_str_in_output: the stop string, or the text of the stop id, ends the text.
