@@ -42,12 +42,12 @@ def theirs(config: dict, seed: int = 0):
             # by name, so that fixtures made with one version of transformers hold for another
             generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
             noise = torch.from_numpy(generator.standard_normal(tuple(weight.shape), np.float32))
+            sharper = 2.5 if "q_proj" in name or "k_proj" in name else 1.8 if "q_norm" in name or "k_norm" in name else 1.0
             if "norm" in name:
-                weight.copy_(1 + 0.3 * noise)
+                weight.copy_(sharper * (1 + 0.3 * noise))
             elif weight.ndim == 1:
                 weight.copy_(0.4 * noise)
             else:
-                sharper = 1.6 if "q_proj" in name or "k_proj" in name else 1.0
                 weight.copy_(sharper * noise / weight.shape[1] ** 0.5)
     return model
 

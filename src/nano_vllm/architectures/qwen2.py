@@ -16,7 +16,7 @@ def describe(config: dict) -> Model:
 
 _PLAIN = {
     "model_type": "qwen2", "vocab_size": 96, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3,
-    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 0.05,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 0.02,
     "rope_theta": 1000.0, "use_sliding_window": False,
 }  # fmt: skip
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
