@@ -19,8 +19,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-STEPS = 1_000_000
+STEPS = 200_000
 LARGEST = 16_000_000
+TOO_LARGE = "the template makes a number or a text that is too large"
 PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "replace", "join", "format", "format_map"})
 
 
@@ -97,22 +98,36 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """A filter whose arguments cannot ask for a giant padding, and whose result has a bound."""
         @wraps(function)
         def inner(*args, **kwargs):
-            self._check_arguments(args[1:] if args else args, kwargs)
+            self._check_arguments(args, kwargs)
+            if function.__name__ == "do_format" and _wide(args[0]):
+                raise SecurityError(TOO_LARGE)
             return self.bounded(function(*args, **kwargs))
 
         return inner
 
     def _check_arguments(self, args, kwargs) -> None:
         for value in (*args, *kwargs.values()):
-            if isinstance(value, int) and value > LARGEST or _wide(value):
+            if isinstance(value, int) and value > LARGEST:
                 raise SecurityError(f"the template asks for a text of more than {LARGEST} characters")
 
     def call(self, context, function, *args, **kwargs):
         """Every call of a template comes through here."""
         self.spend()
-        if getattr(function, "__name__", "") in PADDING_METHODS and isinstance(getattr(function, "__self__", None), str):
+        if getattr(function, "__name__", "") in PADDING_METHODS:
             self._check_arguments(args, kwargs)
+            self._check_pattern(function)
         return self.bounded(super().call(context, function, *args, **kwargs))
+
+    def wrap_str_format(self, value):
+        """Jinja's door to `str.format`, where it has one."""
+        self._check_pattern(value)
+        return super().wrap_str_format(value)
+
+    @staticmethod
+    def _check_pattern(method) -> None:
+        pattern = getattr(method, "__self__", None)
+        if isinstance(pattern, str) and method.__name__.startswith("format") and re.search(r"\{[^{}]*\d{6}", pattern):
+            raise SecurityError(TOO_LARGE)
 
     def call_binop(self, context, operator, left, right):
         if operator == "*":
@@ -121,7 +136,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                     raise SecurityError(f"the template makes a text of more than {LARGEST} characters")
         big = operator == "**" and isinstance(left, int) and isinstance(right, int)
         if (big and abs(right) * max(left.bit_length(), 1) > 4096) or (operator == "%" and _wide(left)):
-            raise SecurityError("the template computes a number or a text that is too large")
+            raise SecurityError(TOO_LARGE)
         return self.bounded(super().call_binop(context, operator, left, right))
 
 
