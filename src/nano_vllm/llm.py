@@ -30,6 +30,7 @@ class LLM:
         self._thread = EngineThread(self._loaded.engine)
         self.options, self.plan, self.spec = self._loaded.options, self._loaded.plan, self._loaded.spec
         self.tokenizer = self._loaded.tokenizer
+        self._templates: dict[str | None, ChatTemplate] = {}
 
     def __enter__(self) -> LLM:
         return self
@@ -198,8 +199,10 @@ class LLM:
 
     def _encode_chat(self, messages: Sequence[dict], template: dict[str, Any]) -> tuple[str, list[int]]:
         template = dict(template)
-        source = template.pop("chat_template", None) or self.tokenizer.chat_template
-        rendered = ChatTemplate(source, self.tokenizer.special_tokens).render(messages, **template)
+        source = template.pop("chat_template", None)
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate.of(self.tokenizer, source)
+        rendered = self._templates[source].render(messages, **template)
         return rendered.text, encode_chat(self.tokenizer, rendered)
 
 

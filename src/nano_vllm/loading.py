@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 from . import registry
@@ -81,7 +82,8 @@ def choose_backend(options: Options) -> tuple[str, ModuleType]:
 
 def open_tokenizer(options: Options, opened: OpenedModel, program: Program) -> Tokenizer:
     if options.tokenizer is not None:
-        tokenizer = Tokenizer.from_path(options.tokenizer)
+        path = Path(options.tokenizer)
+        tokenizer = Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_file(path)
     else:
         tokenizer = opened.tokenizer()
     if tokenizer.vocab_size > program.vocab_size:

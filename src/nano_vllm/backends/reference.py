@@ -21,6 +21,7 @@ from ._checks import check_batch
 from ._rounding import CACHE_TYPES, PagedCache, Quantized, linear_int8
 
 RANK = 0
+KV_DTYPE = "f32"
 
 
 def probe(options) -> Probe:
