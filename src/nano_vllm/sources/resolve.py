@@ -32,7 +32,7 @@ def resolve(model: str, options: Options | None = None) -> Path:
     path = Path(model).expanduser()
     if path.is_file():
         return path
-    if path.is_dir():
+    if model and path.is_dir():  # an empty name would be the current folder
         return _inside(path)
     found = REPOSITORY.fullmatch(model)
     if not found:
@@ -65,7 +65,7 @@ def _hub_folder(repository: str, revision: str | None) -> Path:
 
     try:
         folder = snapshot(local=True)
-        if _whole(folder):
+        if not _lacking(folder):
             return folder
     except (LocalEntryNotFoundError, ValueError):
         pass
@@ -73,24 +73,24 @@ def _hub_folder(repository: str, revision: str | None) -> Path:
         folder = snapshot(local=False)
     except Exception as error:  # of the hub, of its HTTP client, of the file system: they have no common base
         raise _not_fetched(repository, error) from None
-    if not _whole(folder):
-        why = f"it has no config.json with {SINGLE} or {INDEX} and its shards"
-        mend = f"If it holds GGUF files, name one: {repository}:FILE.gguf."
-        raise ModelNotFound(f"the Hugging Face repository {repository} cannot be used", why, mend)
+    if lacking := _lacking(folder):  # without a network the hub hands out what it has
+        why = f"{lacking} is neither in the cache nor could it be fetched"
+        mend = f"Check the network and HF_HUB_OFFLINE. Of a repository of GGUF files name one: {repository}:FILE.gguf."
+        raise ModelNotFound(f"cannot fetch {repository} from Hugging Face", why, mend)
     return folder
 
 
-def _whole(folder: Path) -> bool:
-    """Whether config and weights are all there; a cache may hold a part of a repository."""
+def _lacking(folder: Path) -> str:
+    """The first file that the folder should have and has not; a cache may hold a part of a repository."""
     if not (folder / "config.json").is_file():
-        return False
+        return "config.json"
     if (folder / SINGLE).is_file():
-        return True
+        return ""
     try:
-        shards = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
-        return all((folder / shard).is_file() for shard in shards)
+        shards = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        return next((shard for shard in shards if not (folder / shard).is_file()), "")
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return False
+        return f"{SINGLE} or a sound {INDEX}"
 
 
 def _hub_file(repository: str, file: str, revision: str | None) -> Path:

