@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
+import os
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -93,6 +98,25 @@ def test_a_cache_folder_that_cannot_be(packaged: Path, tmp_path: Path) -> None:
         catalog.fetch("tiny", Options(cache_dir=str(tmp_path / "file" / "cache")))
 
 
+def test_a_fetch_that_is_interrupted_leaves_nothing(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        catalog.fetch("tiny", Options(cache_dir=str(tmp_path)), interrupt)
+    assert list((tmp_path / "models" / "tiny").iterdir()) == []
+
+
+def test_what_a_killed_fetch_left_is_removed(packaged: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "tiny"
+    for name, age in (("old", catalog.LEFT_OVER + 60), ("new", 60)):
+        (folder / f".fetch-{name}").mkdir(parents=True)
+        (folder / f".fetch-{name}" / "tiny.gguf").write_bytes(CONTENT[:10])
+        os.utime(folder / f".fetch-{name}", (time.time() - age,) * 2)
+    catalog.fetch("tiny", Options(cache_dir=str(tmp_path)), lambda done, total: None)
+    assert {p.name for p in folder.iterdir()} == {".fetch-new", "tiny.gguf"}
+
+
 def _fetch(folder: str) -> bytes:
     return catalog.fetch("tiny", Options(cache_dir=folder), lambda done, total: None).read_bytes()
 
@@ -134,8 +158,6 @@ import sys
 from nano_vllm.errors import ModelNotFound
 from nano_vllm.options import Options
 from nano_vllm.sources.resolve import resolve
-import socket
-socket.socket.connect = None  # a network would be an error
 for name in sys.argv[1:]:
     try:
         print(resolve(name, Options()))
@@ -154,12 +176,12 @@ def snapshot(home: Path, repository: str) -> Path:
     return folder
 
 
-def hub(home: Path, *names: str) -> list[str]:
-    """What `resolve` says in a fresh process with HF_HOME and HF_HUB_OFFLINE."""
+def hub(home: Path, *names: str, **environment: str) -> list[str]:
+    """What `resolve` says in a fresh process with HF_HOME."""
     import nano_vllm
 
     source = Path(nano_vllm.__file__).parent.parent
-    environment = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(source), "PATH": "/usr/bin:/bin"}
+    environment |= {"HF_HOME": str(home), "PYTHONPATH": str(source), "PATH": "/usr/bin:/bin"}
     run = subprocess.run([sys.executable, "-c", HUB, *names], env=environment, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()
@@ -173,7 +195,71 @@ def test_hugging_face_ids_offline(tmp_path: Path) -> None:
     (broken / "model-00002-of-00003.safetensors").unlink()
     write_gguf(ggufs / "a.gguf")
     names = ["org/whole", "org/sharded", "org/ggufs:a.gguf", "org/ggufs/a.gguf", "org/broken", "org/none", "org/ggufs:b.gguf", "org/ggufs"]
-    lines = hub(tmp_path, *names)
+    lines = hub(tmp_path, *names, HF_HUB_OFFLINE="1")
     assert lines[:4] == [str(whole), str(sharded), str(ggufs / "a.gguf"), str(ggufs / "a.gguf")]
     for name, line in zip(names[4:], lines[4:], strict=True):
         assert line.startswith(f"ModelNotFound cannot fetch {name}") and "HF_HUB_OFFLINE" in line
+
+
+class FakeHub(BaseHTTPRequestHandler):
+    """Answers as huggingface.co does for a repository that is sound, and for names that say what is wrong with theirs."""
+
+    commit = "89abcdef0123456789abcdef0123456789abcdef"
+    codes = {"none": (404, "RepoNotFound"), "gated": (403, "GatedRepo")}
+    folder: Path
+
+    def do_GET(self) -> None:
+        name, _, rest = self.path.partition("/org/")[2].partition("/")
+        rest = rest.split("?")[0]
+        file = self.folder / rest.rpartition("/")[2]
+        if name in self.codes:
+            self.answer(*self.codes[name])
+        elif "/api/models/" in self.path and "/tree/" in self.path:
+            names = [p for p in sorted(self.folder.iterdir())]
+            listed = [{"type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0" * 40} for p in names]
+            self.answer(200, body=json.dumps(listed).encode())
+        elif "/api/models/" in self.path:
+            siblings = [{"rfilename": p.name} for p in sorted(self.folder.iterdir())]
+            info = {"_id": "0", "id": f"org/{name}", "modelId": f"org/{name}", "sha": self.commit, "siblings": siblings, "tags": []}
+            self.answer(200, body=json.dumps(info).encode())
+        elif file.is_file():
+            self.answer(200, body=file.read_bytes())
+        else:
+            self.answer(404, "EntryNotFound")
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, code: str = "", body: bytes = b"") -> None:
+        self.send_response(status)
+        headers = {"X-Error-Code": code, "X-Repo-Commit": self.commit, "Content-Length": str(len(body))}
+        headers["ETag"] = '"' + hashlib.sha1(body).hexdigest() + '"'
+        for header, value in headers.items():
+            if value:
+                self.send_header(header, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_hugging_face_ids_over_http(tmp_path: Path) -> None:
+    FakeHub.folder = write_folder(tmp_path / "remote", shards=2)
+    write_gguf(FakeHub.folder / "a.gguf")
+    (FakeHub.folder / "pytorch_model.bin").write_bytes(b"not wanted")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        names = ["org/sound", "org/sound:a.gguf", "org/none", "org/gated", "org/gated:a.gguf", "org/sound:b.gguf"]
+        lines = hub(tmp_path / "home", *names, HF_ENDPOINT=endpoint, HF_HUB_DISABLE_XET="1")
+    finally:
+        server.shutdown()
+        server.server_close()
+    folder = Path(lines[0])
+    assert folder.name == FakeHub.commit
+    assert {p.name for p in folder.iterdir()} == {p.name for p in FakeHub.folder.iterdir()} - {"pytorch_model.bin"}
+    assert Path(lines[1]).read_bytes() == (FakeHub.folder / "a.gguf").read_bytes()
+    for line, why in zip(lines[2:], ["no such repository", "gated", "gated", "no such file"], strict=True):
+        assert line.startswith("ModelNotFound") and why in line

@@ -117,7 +117,7 @@ def _not_fetched(what: str, error: Exception) -> ModelNotFound:
         (errors.RepositoryNotFoundError, "there is no such repository, or it is private", "Check the name; for a private one set HF_TOKEN."),
         (errors.RevisionNotFoundError, "it has no such revision", "Check --revision."),
         (errors.OfflineModeIsEnabled, "it is not in the cache, and HF_HUB_OFFLINE is set", "Unset HF_HUB_OFFLINE, or give a local path."),
-        (errors.LocalEntryNotFoundError, "it is not in the cache, and the network cannot be reached", "Connect, or give a local path."),
+        (errors.LocalEntryNotFoundError, "it is not in the cache, and the network cannot be reached", "Check it and HF_HUB_OFFLINE, or give a local path."),
         (errors.EntryNotFoundError, "the repository has no such file", "Check the file's name."),
         (errors.HFValidationError, str(error), "Check the name."),
     ]
