@@ -1,10 +1,15 @@
-// Any machine, through the compiler's four-lane vectors. See simd.h for what each function means.
+// Any little-endian machine, through the compiler's vectors of 16 bytes. See simd.h for what each function means.
 #pragma once
 
 namespace nano::NANO_ISA {
 
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef int32_t i32x4 __attribute__((vector_size(16)));
+typedef float f32x2 __attribute__((vector_size(8)));
+typedef double f64x2 __attribute__((vector_size(16)));
+typedef int64_t i64x2 __attribute__((vector_size(16)));
+typedef int16_t i16x8 __attribute__((vector_size(16)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 // Rows and halves of a block (16 outputs) that a tile of the linear kernels computes at once, by the count of registers.
 constexpr int TILE_ROWS = 2, TILE_HALVES = 1;
@@ -12,11 +17,26 @@ constexpr int TILE_ROWS = 2, TILE_HALVES = 1;
 struct f32x16 { f32x4 v[4]; };
 struct i32x16 { i32x4 v[4]; };
 struct mask16 { i32x4 v[4]; };
-struct u8x64 { uint8_t v[64]; };
+struct u8x64 { i8x16 v[4]; };
 
 template <class To, class From> NANO_INLINE To as(From a) {
     static_assert(sizeof(To) == sizeof(From));
     return __builtin_bit_cast(To, a);
+}
+
+// Lanes of two vectors by number, in the words of either compiler.
+#if defined(__clang__) || __GNUC__ >= 12
+#define NANO_SHUFFLE(mask, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define NANO_SHUFFLE(mask, a, b, ...) __builtin_shuffle(a, b, mask{__VA_ARGS__})
+#endif
+
+// Each byte beside itself: what is left to do for a 16-bit lane is a shift.
+NANO_INLINE i16x8 double_low(i8x16 a) {
+    return as<i16x8>(NANO_SHUFFLE(i8x16, a, a, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7));
+}
+NANO_INLINE i16x8 double_high(i8x16 a) {
+    return as<i16x8>(NANO_SHUFFLE(i8x16, a, a, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15));
 }
 
 // One result lane from each lane of one to three vectors.
@@ -73,7 +93,15 @@ NANO_INLINE i32x16 set1(int32_t a) {
 }
 
 NANO_INLINE i32x16 load_u16(const uint16_t* p) {
-    return each<i32x16>([=](int i) { return (int32_t)p[i]; });
+    i32x16 r;
+    const i16x8 none = {};
+    for (int i = 0; i < 2; i++) {
+        i16x8 words;
+        memcpy(&words, p + i * 8, sizeof words);
+        r.v[2 * i] = as<i32x4>(NANO_SHUFFLE(i16x8, words, none, 0, 8, 1, 9, 2, 10, 3, 11));
+        r.v[2 * i + 1] = as<i32x4>(NANO_SHUFFLE(i16x8, words, none, 4, 12, 5, 13, 6, 14, 7, 15));
+    }
+    return r;
 }
 NANO_INLINE i32x16 load_u16_n(const uint16_t* p, int n) {
     return each<i32x16>([=](int i) { return i < n ? (int32_t)p[i] : 0; });
@@ -123,21 +151,33 @@ template <int N> NANO_INLINE i32x16 shift_right(i32x16 a) {
 
 // One rounding without a fused instruction: the product of two float32 is exact in double, and a double sum rounded to odd
 // keeps enough of what it lost for the second rounding to be right (Boldo and Melquiond 2008).
-NANO_INLINE float fma_lane(float a, float b, float c) {
+NANO_INLINE f64x2 sum_to_odd(f64x2 product, f64x2 addend) {
+    const f64x2 sum = product + addend, part = sum - product;
+    const f64x2 lost = (product - (sum - part)) + (addend - part);
+    const i64x2 word = as<i64x2>(sum), even = (word & 1) - 1;
+    const i64x2 up = as<i64x2>(lost > 0), inexact = up | as<i64x2>(lost < 0);
+    const i64x2 shrinks = up ^ as<i64x2>(sum > 0);  // in magnitude, towards what was lost
+    return as<f64x2>(word + ((shrinks | 1) & inexact & even));
+}
+NANO_INLINE f64x2 widen(f32x2 a) { return __builtin_convertvector(a, f64x2); }
+NANO_INLINE f32x4 fma4(f32x4 a, f32x4 b, f32x4 c) {
 #ifdef __FP_FAST_FMAF
-    return __builtin_fmaf(a, b, c);
+    return f32x4{__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]), __builtin_fmaf(a[2], b[2], c[2]),
+            __builtin_fmaf(a[3], b[3], c[3])};
 #else
-    const double product = (double)a * b, addend = c, sum = product + addend;
-    const double virtual_addend = sum - product;
-    const double lost = (product - (sum - virtual_addend)) + (addend - virtual_addend);
-    int64_t word = as<int64_t>(sum);
-    const int64_t away = (lost > 0) == (sum > 0) ? 1 : -1;
-    word += ((lost > 0) | (lost < 0)) & ((word & 1) == 0) ? away : 0;
-    return (float)as<double>(word);
+    // By whole conversions, not lane by lane: GCC 12 then drops the rounding to float between two of these (-O3).
+    struct Pair { f32x2 low, high; };
+    const Pair x = as<Pair>(a), y = as<Pair>(b), z = as<Pair>(c);
+    const auto half = [](f32x2 p, f32x2 q, f32x2 r) __attribute__((always_inline)) {
+        return __builtin_convertvector(sum_to_odd(widen(p) * widen(q), widen(r)), f32x2);
+    };
+    return as<f32x4>(Pair{half(x.low, y.low, z.low), half(x.high, y.high, z.high)});
 #endif
 }
 NANO_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
-    return each<f32x16>([=](int i) { return fma_lane(a.v[i / 4][i % 4], b.v[i / 4][i % 4], c.v[i / 4][i % 4]); });
+    f32x16 r;
+    for (int i = 0; i < 4; i++) r.v[i] = fma4(a.v[i], b.v[i], c.v[i]);
+    return r;
 }
 NANO_INLINE f32x16 sqrt(f32x16 a) {
     return each<f32x16>([=](int i) { return __builtin_sqrtf(a.v[i / 4][i % 4]); });
@@ -179,10 +219,13 @@ NANO_INLINE i32x16 to_i32(f32x16 a) {
 }
 
 // Half floats by shifting the fields: the exponent is re-biased by a multiplication, which also makes subnormals right.
-NANO_INLINE float f16_to_f32(uint16_t h) {
-    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13;
-    if (rest >= 0x0f800000) return as<float>(sign | 0x70000000 | rest | (rest > 0x0f800000 ? 0x00400000 : 0));
-    return as<float>(sign | as<uint32_t>(as<float>(rest) * 0x1p112f));
+NANO_INLINE f32x16 from_f16(i32x16 h) {
+    const i32x16 sign = shift_left<16>(h & set1(0x8000)), rest = shift_left<13>(h & set1(0x7fff));
+    const f32x16 finite = from_bits(rest) * set1(0x1p112f);
+    const mask16 special = map<mask16>([](i32x4 x) { return x > 0x0f7fffff; }, rest);
+    const mask16 nan = map<mask16>([](i32x4 x) { return x > 0x0f800000; }, rest);
+    const i32x16 beyond = rest | set1(0x70000000) | select(nan, set1(0x00400000), set1(0));
+    return from_bits(sign | select(special, beyond, bits(finite)));
 }
 NANO_INLINE uint16_t f32_to_f16(float f) {
     const uint32_t word = as<uint32_t>(f), sign = word >> 16 & 0x8000, magnitude = word & 0x7fffffff;
@@ -192,12 +235,8 @@ NANO_INLINE uint16_t f32_to_f16(float f) {
         return (uint16_t)(sign | (as<uint32_t>(as<float>(magnitude) + 0.5f) - 0x3f000000));
     return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
 }
-NANO_INLINE f32x16 load_f16(const uint16_t* p) {
-    return each<f32x16>([=](int i) { return f16_to_f32(p[i]); });
-}
-NANO_INLINE f32x16 load_f16_n(const uint16_t* p, int n) {
-    return each<f32x16>([=](int i) { return i < n ? f16_to_f32(p[i]) : 0.0f; });
-}
+NANO_INLINE f32x16 load_f16(const uint16_t* p) { return from_f16(load_u16(p)); }
+NANO_INLINE f32x16 load_f16_n(const uint16_t* p, int n) { return from_f16(load_u16_n(p, n)); }
 NANO_INLINE void store_f16_n(uint16_t* p, f32x16 a, int n) {
     for (int i = 0; i < n; i++) p[i] = f32_to_f16(a.v[i / 4][i % 4]);
 }
@@ -231,33 +270,56 @@ NANO_INLINE u8x64 load_bytes(const uint8_t* p) {
     return r;
 }
 NANO_INLINE u8x64 low_nibbles(u8x64 w) {
-    for (int i = 0; i < 64; i++) w.v[i] &= 15;
+    for (int i = 0; i < 4; i++) w.v[i] &= 15;
     return w;
 }
 NANO_INLINE u8x64 high_nibbles(u8x64 w) {
-    for (int i = 0; i < 64; i++) w.v[i] >>= 4;
+    for (int i = 0; i < 4; i++) w.v[i] = as<i8x16>(as<i16x8>(w.v[i]) >> 4) & 15;
     return w;
 }
 
-// acc[o] += Σ (w[4 · o + j] − offset) · a[j]
-NANO_INLINE void dot4(int32_t* acc, const u8x64& w, int32_t activations, int offset) {
-    int8_t a[4];
-    memcpy(a, &activations, 4);
-    for (int o = 0; o < 16; o++)
-        for (int j = 0; j < 4; j++) acc[o] += (w.v[4 * o + j] - offset) * a[j];
+// Four int8 as 16-bit lanes, twice over.
+NANO_INLINE i16x8 widen(int32_t activations) {
+    const i32x4 a = {activations, activations, activations, activations};
+    return double_low(as<i8x16>(a)) >> 8;
 }
-struct Nibbles { int32_t v[16]; };
-NANO_INLINE Nibbles begin_nibbles(int32_t sum, int offset) {
-    Nibbles r;
-    for (int i = 0; i < 16; i++) r.v[i] = -offset * sum;
+// Neighbours added as int32.
+NANO_INLINE i32x4 add_pairs(i16x8 a) { return ((as<i32x4>(a) << 16) >> 16) + (as<i32x4>(a) >> 16); }
+NANO_INLINE i32x4 add_pairs(i32x4 a, i32x4 b) {
+    return NANO_SHUFFLE(i32x4, a, b, 0, 2, 4, 6) + NANO_SHUFFLE(i32x4, a, b, 1, 3, 5, 7);
+}
+
+// A 16-bit lane per byte: eight products of at most 15 · 127 fit.
+struct Nibbles { i16x8 v[8]; };
+NANO_INLINE Nibbles begin_nibbles(int32_t, int) { return {}; }
+NANO_INLINE void step(Nibbles& acc, u8x64 w, int32_t activations) {
+    const i16x8 a = widen(activations);
+    for (int i = 0; i < 4; i++) {
+        acc.v[2 * i] += (double_low(w.v[i]) & 0xff) * a;
+        acc.v[2 * i + 1] += (double_high(w.v[i]) & 0xff) * a;
+    }
+}
+NANO_INLINE i32x16 end_nibbles(Nibbles acc, int32_t sum, int offset) {
+    i32x16 r = set1(-offset * sum);
+    for (int i = 0; i < 4; i++) r.v[i] += add_pairs(add_pairs(acc.v[2 * i]), add_pairs(acc.v[2 * i + 1]));
     return r;
 }
-NANO_INLINE void step(Nibbles& acc, u8x64 w, int32_t activations) { dot4(acc.v, w, activations, 0); }
-NANO_INLINE i32x16 end_nibbles(Nibbles acc, int32_t, int) { return load(acc.v); }
 
-struct Bytes { int32_t v[16]; };
+// One product of a byte fits 16 bits; pairs are added as int32 at once.
+struct Bytes { i32x4 v[8]; };
 NANO_INLINE Bytes begin_bytes(int32_t) { return {}; }
-NANO_INLINE void step(Bytes& acc, u8x64 w, int32_t activations) { dot4(acc.v, w, activations, 128); }
-NANO_INLINE i32x16 end_bytes(Bytes acc) { return load(acc.v); }
+NANO_INLINE void step(Bytes& acc, u8x64 w, int32_t activations) {
+    const i16x8 a = widen(activations);
+    for (int i = 0; i < 4; i++) {
+        const i8x16 centred = w.v[i] ^ -128;
+        acc.v[2 * i] += add_pairs((double_low(centred) >> 8) * a);
+        acc.v[2 * i + 1] += add_pairs((double_high(centred) >> 8) * a);
+    }
+}
+NANO_INLINE i32x16 end_bytes(Bytes acc) {
+    i32x16 r;
+    for (int i = 0; i < 4; i++) r.v[i] = add_pairs(acc.v[2 * i], acc.v[2 * i + 1]);
+    return r;
+}
 
 }  // namespace nano::NANO_ISA
