@@ -113,8 +113,7 @@ void keep_nucleus(double top_p, Scratch &scratch) {
 int32_t draw(const std::vector<Kept> &kept, double u) {
     double total = 0.0, sum = 0.0;
     for (const Kept &token : kept) total += token.odds;
-    // u · total may round up to the total, which no sum exceeds
-    const double target = std::min(u * total, std::nextafter(total, 0.0));
+    const double target = u * total;  // below the total also after rounding, because u is at most 1 − 2^-53
     for (const Kept &token : kept)
         if ((sum += token.odds) > target) return token.id;
     return kept.back().id;

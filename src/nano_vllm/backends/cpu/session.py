@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 
 from ...engine.backend import Batch, Result
-from ...errors import BatchError, EngineClosed, NotEnoughMemory, UnsupportedModel
+from ...errors import BatchError, EngineClosed, NanoVLLMError, NotEnoughMemory, UnsupportedModel
 from ...formats import Tensor
 from ...memory.plan import ITEMSIZE, Plan
 from ...model.program import Program
@@ -56,6 +56,8 @@ class Session:
                 "the system refused memory for weights, cache or buffers",
                 "Give a smaller kv_cache_memory, or a smaller model.",
             ) from error
+        except NanoVLLMError:
+            raise
         except ValueError as error:
             raise UnsupportedModel("the cpu backend cannot run this model", str(error)) from error
         self.weight_bytes = self.native.memory()["weights"]

@@ -1,0 +1,108 @@
+"""Each op but the linear against its definition in float64, on odd sizes, and every instruction set against the others' bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nano_vllm.model.program import Attend, Embed, Gate, Normalize, Rotate
+
+from . import models
+
+
+def off(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Largest difference, relative to the largest number of its row."""
+    return float((np.abs(ours - theirs) / np.abs(theirs).max(-1, keepdims=True)).max())
+
+
+def traced(spec, length, **settings):
+    session = models.session(spec, **settings)
+    return session, models.step(session, [(models.ids(length), 0, models.blocks(session, length))])
+
+
+@pytest.mark.parametrize("isa", models.ISAS)
+@pytest.mark.parametrize("rows", [1, 7, 33])
+@pytest.mark.parametrize("hidden", [1, 7, 33, 576])
+def test_norm(isa, rows, hidden):
+    session, copies = traced(models.model(hidden=hidden), rows, isa=isa)
+    packed = models.weights(session.program)
+    op = models.ops_of(session, Normalize)[0]
+    x = copies["embedding"].astype(np.float64)
+    right = x / np.sqrt((x**2).mean(-1, keepdims=True) + op.eps) * packed[op.weight].unpack()
+    assert off(copies[op.name], right) < 4e-7
+
+
+@pytest.mark.parametrize("format", ["f32", "f16", "bf16", "q8", "q4"])
+def test_embedding_is_the_table(format):
+    session, copies = traced(models.model(), 33, format=format)
+    op = models.ops_of(session, Embed)[0]
+    table = models.weights(session.program, format)[op.weight].unpack()
+    np.testing.assert_array_equal(copies[op.name], table[models.ids(33)])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("size", [1, 33, 96])
+def test_gate(activation, size):
+    session, copies = traced(models.model(mlp=size, activation=activation), 33)
+    op = models.ops_of(session, Gate)[0]
+    x = copies[op.name.replace("activation", "gate_up")].astype(np.float64)
+    gate, up = x[:, :size], x[:, size:]
+    z = gate if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    assert off(copies[op.name], gate / (1 + np.exp(-z)) * up) < 1e-6
+
+
+@pytest.mark.parametrize("isa", models.ISAS)
+@pytest.mark.parametrize("head_size", [2, 6, 50, 64, 80, 128, 256])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_rotation(isa, head_size, qk_norm):
+    session = models.session(models.model(head_size=head_size, qk_norm=qk_norm, window=1), isa=isa, tokens=4096)
+    copies = models.step(session, [(models.ids(33), 4001, models.blocks(session, 4096))])
+    op = models.ops_of(session, Rotate)[0]
+    packed = models.weights(session.program)
+    right = models.rotated(session, op, copies[op.name.replace("rotate", "qkv")], 4001 + np.arange(33), packed)
+    assert off(copies[op.name], right) < 1e-6
+
+
+@pytest.mark.parametrize("isa", models.ISAS)
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_size, window, block_size, length, kv",
+    [
+        (1, 1, 64, None, 16, 1, "f16"),
+        (3, 1, 64, None, 16, 33, "f16"),
+        (9, 3, 64, None, 16, 530, "f16"),  # two borders of splits
+        (4, 1, 80, None, 64, 270, "bf16"),
+        (8, 1, 128, None, 1024, 270, "f16"),
+        (7, 1, 34, None, 16, 100, "f32"),  # a group larger than a tile, a head that is no multiple of a vector
+        (2, 2, 6, None, 16, 300, "f16"),
+        (2, 1, 256, None, 64, 40, "f32"),
+        (4, 2, 64, 20, 16, 300, "f16"),
+        (4, 2, 64, 1, 16, 40, "f16"),
+        (3, 1, 64, 300, 64, 700, "bf16"),  # the window's end crosses splits
+        (4, 2, 50, 5, 16, 270, "f32"),
+    ],
+)
+def test_attention(isa, heads, kv_heads, head_size, window, block_size, length, kv):
+    spec = models.model(heads, kv_heads, head_size, window=window, hidden=32, mlp=8)
+    session, copies = traced(spec, length, isa=isa, kv=kv, block_size=block_size)
+    op = models.ops_of(session, Attend)[0]
+    right = models.attend(copies[op.name.replace("attend", "rotate")], op, kv)
+    assert off(copies[op.name], right) < 4e-6
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_size, window, format, kv",
+    [
+        (9, 3, 64, None, "q4", "f16"),
+        (9, 3, 64, 100, "q8", "f32"),
+        (8, 1, 80, None, "q8", "bf16"),
+        (4, 2, 50, 37, "f32", "f32"),
+        (4, 2, 50, None, "bf16", "bf16"),
+        (2, 2, 18, None, "f16", "f16"),
+    ],
+)
+def test_instruction_sets_agree_on_every_bit(heads, kv_heads, head_size, window, format, kv):
+    spec = models.model(heads, kv_heads, head_size, 96, window)
+    first, *others = (traced(spec, 290, format=format, kv=kv, isa=isa)[1] for isa in models.ISAS)
+    for other in others:
+        for name, array in first.items():
+            np.testing.assert_array_equal(array, other[name], err_msg=name)
