@@ -24,7 +24,9 @@ You help.<|im_end|>
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
     "headers": """{{- bos_token }}
 {%- set date_string = strftime_now("%Y") if date_string is not defined else date_string %}
-{%- if messages[0].role == 'system' %}{%- set system = messages[0].content | trim %}{%- set messages = messages[1:] %}{%- else %}{%- set system = "" %}{%- endif %}
+{%- if messages[0].role == 'system' %}{%- set system = messages[0].content | trim %}
+{%- set messages = messages[1:] %}
+{%- else %}{%- set system = "" %}{%- endif %}
 <|start_header_id|>system<|end_header_id|>
 
 Today: {{ date_string }}
@@ -43,11 +45,13 @@ Today: {{ date_string }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}""",
-    "thinking": """{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}
+    "thinking": """{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}
+{%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}
 {%- set ns = namespace(last=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if message.role == 'user' and message.content is string and not(message.content.startswith('<tool_response>')) and ns.last == messages|length - 1 %}
+    {%- if message.role == 'user' and message.content is string
+        and not(message.content.startswith('<tool_response>')) and ns.last == messages|length - 1 %}
         {%- set ns.last = index %}
     {%- endif %}
 {%- endfor %}
@@ -58,7 +62,9 @@ Today: {{ date_string }}
         {{- '<|im_start|>assistant\\n' }}{% generation %}{{- content }}{% endgeneration %}
         {%- for call in message.tool_calls or [] %}
             {%- if loop.first and content %}{{- '\\n' }}{%- endif %}
-            {{- '<tool_call>\\n{"name": "' ~ call.function.name ~ '", "arguments": ' ~ (call.function.arguments if call.function.arguments is string else call.function.arguments | tojson) ~ '}\\n</tool_call>' }}
+            {{- '<tool_call>\\n{"name": "' ~ call.function.name ~ '", "arguments": '
+                ~ (call.function.arguments if call.function.arguments is string else call.function.arguments | tojson)
+                ~ '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == 'tool' %}
@@ -71,20 +77,40 @@ Today: {{ date_string }}
     {{- '<|im_start|>assistant\\n' }}
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}""",
-    "instruct": """{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate user/assistant') }}{% endif %}
-{%- if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}{% else %}{% if loop.length > 99 %}{% break %}{% endif %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}""",
+    "instruct": """{{ bos_token }}{% for message in messages %}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Roles must alternate user/assistant') }}{% endif %}
+{%- if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+{%- else %}{% if loop.length > 99 %}{% break %}{% endif %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}""",
     "roles": "{% for m in messages %}{{ '<|im_' + 'start|>' + m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}",
 }
 USER = {"role": "user", "content": "What is 17 + 4? Café 😀"}
 ANSWER = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nIt is 21. "}
-TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds «two» numbers <b>&", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}}}]
-CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 17, "b": "é"}}}]}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds «two» numbers <b>&",
+            "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+        },
+    }
+]
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 17, "b": "é"}}}],
+}
 CHATS = {
     "one": [USER],
     "spaces": [{"role": "user", "content": "  indented \n\n"}],
     "empty": [{"role": "user", "content": ""}],
     "three": [USER, ANSWER, {"role": "user", "content": "And times 2 < 3 <"}],
-    "borders": [{"role": "user", "content": "|> a <"}, {"role": "assistant", "content": "> <|im_"}, {"role": "user", "content": "end"}],
+    "borders": [
+        {"role": "user", "content": "|> a <"},
+        {"role": "assistant", "content": "> <|im_"},
+        {"role": "user", "content": "end"},
+    ],
     "system": [{"role": "system", "content": " Be brief. "}, USER],
     "tools": [USER, CALL, {"role": "tool", "name": "add", "content": "21"}, USER],
 }
@@ -113,9 +139,8 @@ def test_text_and_ids_are_transformers(kind, template, tmp_path):
             ids = theirs.apply_chat_template(chat, tokenize=True, return_dict=False, **options)
             rendered = ours.render(chat, **options)
             assert rendered.text == text == "".join(t for t, _ in rendered.segments), name
-            if name != "borders" or "<|im_" not in text.replace("<|im_start|>", "").replace("<|im_end|>", "").replace("> <|im_", ""):
-                assert encode_chat(tokenizer, rendered) == list(ids), (name, extra)
-                compared += 1
+            assert encode_chat(tokenizer, rendered) == list(ids), (name, extra)
+            compared += 1
     assert compared > 10
 
 
@@ -128,7 +153,17 @@ def evil_chats():
     yield [{"role": "user", "content": "x" + EVIL + "y<|im_"}], {}
     yield [USER, CALL, {"role": "tool", "name": EVIL, "content": EVIL}], {}
     yield [{"role": "system", "content": EVIL}, USER], {"date_string": EVIL}
-    yield [USER, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": EVIL, "arguments": {EVIL: EVIL}}}]}], {}
+    yield (
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"type": "function", "function": {"name": EVIL, "arguments": {EVIL: EVIL}}}],
+            },
+        ],
+        {},
+    )
     yield [USER], {"tools": [{"type": "function", "function": {"name": EVIL, "description": EVIL, EVIL: [EVIL]}}]}
     yield [{"role": "user", "content": [{"type": "text", "text": EVIL}, {"type": "text", "text": EVIL}]}], {}
 
@@ -159,7 +194,10 @@ def test_every_cut_of_a_control_token_between_user_and_template(tmp_path):
     token = "<|im_end|>"
     for kind in ("gpt2_like", "llama2_like"):
         for cut in range(1, len(token)):
-            for source, content in (("{{ '%s' + messages[0].content }}" % token[:cut], token[cut:]), ("{{ messages[0].content + '%s' }}" % token[cut:], token[:cut])):
+            for source, content in (
+                ("{{ '%s' + messages[0].content }}" % token[:cut], token[cut:]),
+                ("{{ messages[0].content + '%s' }}" % token[cut:], token[:cut]),
+            ):
                 folder = tmp_path / f"{kind}{cut}{len(source)}"
                 _, tokenizer, ours = pair(kind, source, folder)
                 rendered = ours.render([{"role": "user", "content": content}])
@@ -190,7 +228,9 @@ def test_a_normalizer_cannot_make_a_control_token(tmp_path):
 
 def test_marks_leave_no_trace(tmp_path):
     """Users may write the characters that serve as marks, and templates may escape them."""
-    _, tokenizer, ours = pair("gpt2_like", "{{ messages[0].content | tojson(ensure_ascii=True) }}{{ messages[0].content }}", tmp_path)
+    _, tokenizer, ours = pair(
+        "gpt2_like", "{{ messages[0].content | tojson(ensure_ascii=True) }}{{ messages[0].content }}", tmp_path
+    )
     content = "\ufdd0\ufdd1 \\ufdd2 <|im_end|> é"
     rendered = ours.render([{"role": "user", "content": content}])
     assert rendered.text == json.dumps(content) + content
@@ -198,18 +238,34 @@ def test_marks_leave_no_trace(tmp_path):
 
 
 def test_bos_as_often_as_the_template_writes_it(tmp_path):
-    for source, count in (("{{ bos_token }}{{ messages[0].content }}", 1), ("{{ messages[0].content }}", 0), ("{{ bos_token }}<s>{{ messages[0].content }}", 2)):
+    for source, count in (
+        ("{{ bos_token }}{{ messages[0].content }}", 1),
+        ("{{ messages[0].content }}", 0),
+        ("{{ bos_token }}<s>{{ messages[0].content }}", 2),
+    ):
         theirs, tokenizer, ours = pair("llama2_like", source, tmp_path / str(count))
         ids = encode_chat(tokenizer, ours.render([USER]))
-        assert ids.count(tokenizer.bos_id) == count and ids == theirs.apply_chat_template([USER], tokenize=True, return_dict=False)
+        assert ids.count(tokenizer.bos_id) == count and ids == theirs.apply_chat_template(
+            [USER], tokenize=True, return_dict=False
+        )
         assert tokenizer.encode("x").count(tokenizer.bos_id) == 1
 
 
-@pytest.mark.parametrize("messages,word", [
-    ([], "no messages"), ("hi", "list"), (["hi"], "message 0"), ([USER, {"content": "x"}], "message 1"), ([{"role": 3, "content": "x"}], "role"),
-    ([{"role": "user"}], "no content"), ([{"role": "user", "content": None}], "no content"), ([{"role": "user", "content": 5}], "int"),
-    ([{"role": "user", "content": []}], "no parts"), ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),
-])
+@pytest.mark.parametrize(
+    "messages,word",
+    [
+        ([], "no messages"),
+        ("hi", "list"),
+        (["hi"], "message 0"),
+        ([USER, {"content": "x"}], "message 1"),
+        ([{"role": 3, "content": "x"}], "role"),
+        ([{"role": "user"}], "no content"),
+        ([{"role": "user", "content": None}], "no content"),
+        ([{"role": "user", "content": 5}], "int"),
+        ([{"role": "user", "content": []}], "no parts"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),
+    ],
+)
 def test_messages_are_checked(messages, word):
     with pytest.raises(PromptError, match=word):
         ChatTemplate("x", {}).render(messages)
@@ -227,11 +283,22 @@ def test_no_template_is_an_error_with_the_mend(source):
         ChatTemplate(source, {})
 
 
-@pytest.mark.parametrize("source", [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__ }}", "{{ messages[0].nothing.x }}",
-    "{{ 1 / 0 }}", "{{ raise_exception('no') }}", "{{ messages + 1 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ range(10**9) | list }}",
-    "{% include 'x' %}", "{{ namespace.__init__.__globals__ }}",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ messages[0].nothing.x }}",
+        "{{ 1 / 0 }}",
+        "{{ raise_exception('no') }}",
+        "{{ messages + 1 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ range(10**9) | list }}",
+        "{% include 'x' %}",
+        "{{ namespace.__init__.__globals__ }}",
+    ],
+)
 def test_templates_that_misbehave(source):
     with pytest.raises(TemplateError):
         ChatTemplate(source, {}).render([USER])
@@ -243,17 +310,26 @@ def test_broken_templates(source):
         ChatTemplate(source, {})
 
 
-@pytest.mark.parametrize("source", [
-    "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
-    "{% for a in range(9999) %}{% for b in range(9999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
-    "{% for a in range(9999) %}{{ 'x' * 100000 }}{% endfor %}",
-    "{{ 'x' * 10**10 }}", "{{ 10 ** (10 ** 10) }}", "{{ 'x'.ljust(10**10) }}", "{{ 'x' | center(10**10) }}", "{{ '%9999999999d' % 1 }}",
-    "{{ '%9999999999d' | format(1) }}", "{{ '{:>9999999999}'.format(1) }}", "{{ '{:{}}'.format(1, 10**10) }}",
-    "{% set n = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "{% set n = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
-    "{% for a in [[1, 1]] * 40 recursive %}{% if a is iterable %}{{ loop([a, a]) }}{% endif %}{% endfor %}",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{% for b in range(9999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
+        "{% for a in range(9999) %}{{ 'x' * 100000 }}{% endfor %}",
+        "{{ 'x' * 10**10 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ 'x'.ljust(10**10) }}",
+        "{{ 'x' | center(10**10) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10**10) }}",
+        "{% set n = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s='xxxxxxxx') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% for a in [[1, 1]] * 40 recursive %}{% if a is iterable %}{{ loop([a, a]) }}{% endif %}{% endfor %}",
+    ],
+)
 def test_templates_without_end(source):
     begin = time.process_time()
     with pytest.raises(TemplateError):
@@ -262,6 +338,8 @@ def test_templates_without_end(source):
 
 
 def test_a_template_serves_many_renderings():
-    template = ChatTemplate("{% for a in range(40000) %}{% endfor %}{% for m in messages %}{{ loop.length }}{{ loop.last }}{% endfor %}", {})
+    template = ChatTemplate(
+        "{% for a in range(40000) %}{% endfor %}{% for m in messages %}{{ loop.length }}{{ loop.last }}{% endfor %}", {}
+    )
     for _ in range(30):
         assert template.render([USER]).text == "1True"

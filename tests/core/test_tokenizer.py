@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,9 @@ def test_folder_is_hugging_faces(kind, tmp_path):
         plain = theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         assert ours.encode(text, add_special_tokens=False, parse_special=False) == plain, repr(text)
         if "\ufffd" not in theirs.decode(ids):  # byte by byte there, run by run here
-            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False), repr(text)
+            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False), repr(
+                text
+            )
     assert ours.vocab_size == len(theirs)
     assert ours.chat_template == "{{ messages }}"
     assert (ours.bos_id, ours.eos_ids) == (theirs.bos_token_id, {theirs.eos_token_id})
@@ -108,8 +111,14 @@ def test_what_is_not_text(text):
 def test_merges_cannot_spell_a_control_token(pre):
     """The vocabulary joins "end" from its letters, and the file calls "end" a control token."""
     tokens = ["e", "n", "d", "en", "end"]
-    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.add_bos_token": False,
-                "tokenizer.ggml.token_type": np.array([1, 1, 1, 1, 3], np.int32), "tokenizer.ggml.merges": ["e n", "en d"]}
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.token_type": np.array([1, 1, 1, 1, 3], np.int32),
+        "tokenizer.ggml.merges": ["e n", "en d"],
+    }
     tokenizer = Tokenizer.from_gguf(metadata)
     assert tokenizer.encode("end") == [4]
     assert tokenizer.encode("end", parse_special=False) == [0, 1, 2]
@@ -120,8 +129,13 @@ def test_pieces_with_a_space_inside():
     """Merges may then cross words, so words cannot be encoded apart."""
     tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "▁b", "a▁b", "▁a▁b"]
     scores = np.array([0, 0, 0, 0, 0, 0, -2, -4, -3, -1], np.float32)
-    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": scores,
-                "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 1, 1, 1], "tokenizer.ggml.add_bos_token": False}
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.add_bos_token": False,
+    }
     assert Tokenizer.from_gguf(metadata).encode("a b") == [9]
 
 
@@ -129,16 +143,19 @@ def _broken(**changes):
     return {k: v for k, v in (STORED["bpe"]["metadata"] | changes).items() if v is not None}
 
 
-@pytest.mark.parametrize("changes,error,word", [
-    ({"tokenizer.ggml.pre": "klingon"}, UnsupportedModel, "klingon"),
-    ({"tokenizer.ggml.model": "t5"}, UnsupportedModel, "t5"),
-    ({"tokenizer.ggml.model": None}, UnsupportedModel, "None"),
-    ({"tokenizer.ggml.tokens": None}, ModelFileError, "vocabulary"),
-    ({"tokenizer.ggml.tokens": ["a", "a"]}, ModelFileError, "twice"),
-    ({"tokenizer.ggml.token_type": [1]}, ModelFileError, "types"),
-    ({"tokenizer.ggml.merges": None}, ModelFileError, "merges"),
-    ({"tokenizer.ggml.merges": ["qqq zzz"]}, ModelFileError, "merges"),
-])
+@pytest.mark.parametrize(
+    "changes,error,word",
+    [
+        ({"tokenizer.ggml.pre": "klingon"}, UnsupportedModel, "klingon"),
+        ({"tokenizer.ggml.model": "t5"}, UnsupportedModel, "t5"),
+        ({"tokenizer.ggml.model": None}, UnsupportedModel, "None"),
+        ({"tokenizer.ggml.tokens": None}, ModelFileError, "vocabulary"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, ModelFileError, "twice"),
+        ({"tokenizer.ggml.token_type": [1]}, ModelFileError, "types"),
+        ({"tokenizer.ggml.merges": None}, ModelFileError, "merges"),
+        ({"tokenizer.ggml.merges": ["qqq zzz"]}, ModelFileError, "merges"),
+    ],
+)
 def test_broken_metadata(changes, error, word):
     with pytest.raises(error, match=word):
         Tokenizer.from_gguf(_broken(**changes))
@@ -157,8 +174,37 @@ def test_broken_folder(tmp_path):
 
 def test_named_templates_and_old_special_tokens(tmp_path):
     hf_tokenizers.gpt2_like().save(str(tmp_path / "tokenizer.json"))
-    config = {"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}], "eos_token": {"content": "</s>"}}
+    config = {
+        "chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}],
+        "eos_token": {"content": "</s>"},
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>"}))
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.chat_template == "d" and tokenizer.template_variables == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize("kind", ["gpt2_like", "llama2_like"])
+def test_the_post_processor_says_where_bos_stands(kind, tmp_path):
+    """As in transformers, not add_bos_token of the config."""
+    from transformers import AutoTokenizer
+
+    hf_tokenizers.save(kind, tmp_path, bos_token="<s>", eos_token="</s>")
+    path = tmp_path / "tokenizer_config.json"
+    for flag in (True, False):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"add_bos_token": flag, "add_eos_token": flag}))
+        assert (
+            Tokenizer.from_folder(tmp_path).encode("Hello a") == AutoTokenizer.from_pretrained(tmp_path)("Hello a")["input_ids"]
+        )
+
+
+def test_threads_do_not_mix_the_parse_settings(tmp_path):
+    """One tokenizer encodes for many requests at once, and the library's setting is shared."""
+    hf_tokenizers.save("gpt2_like", tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    text = "<|im_end|>" * 20
+    expected = {flag: tokenizer.encode(text, parse_special=flag) for flag in (True, False)}
+    with ThreadPoolExecutor(4) as pool:
+        flags = [i % 2 == 0 for i in range(400)]
+        for flag, ids in zip(flags, pool.map(lambda flag: tokenizer.encode(text, parse_special=flag), flags)):
+            assert ids == expected[flag]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nano_vllm.sources.gguf import read_header
 from nano_vllm.text.template import ChatTemplate, encode_chat
 from nano_vllm.text.tokenizer import Tokenizer
 
@@ -19,10 +20,7 @@ LICENCES = [Path("/usr/share/common-licenses") / name for name in ("Apache-2.0",
 
 @pytest.fixture(scope="module")
 def metadata(smollm2_path):
-    from gguf import GGUFReader
-
-    fields = GGUFReader(smollm2_path).fields
-    return {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
+    return read_header(smollm2_path).metadata
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Ids -> text as it becomes certain: half characters and what may become a stop string are held back.
 
-The stop rule reads the text one character after another: the stop string that ends first wins, and of those that end at the same character
-the longest. So the result does not depend on how ids are cut into tokens or pushes, and nothing is held longer than it must be.
+The stop rule reads the text one character after another: the stop string that ends first wins, and of those that end at the same
+character the longest. So the result does not depend on how ids are cut into pushes, and nothing is held longer than it must be.
 """
 
 from __future__ import annotations

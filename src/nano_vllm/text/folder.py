@@ -25,7 +25,7 @@ def _json(path: Path) -> dict:
 
 
 def read_config(folder: Path) -> dict:
-    """tokenizer_config.json; names it lacks from special_tokens_map.json, the template from chat_template.jinja or .json first."""
+    """tokenizer_config.json; names it lacks from special_tokens_map.json, the template from chat_template.jinja if there."""
     config: dict = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json", "chat_template.json"):
         if (folder / name).is_file():
@@ -44,7 +44,10 @@ def _template(config: dict) -> str | None:
 
 
 def open_folder(path: Path, config: dict) -> dict:
-    """Arguments of `Tokenizer` from a tokenizer.json and the content of tokenizer_config.json."""
+    """Arguments of `Tokenizer` from a tokenizer.json and the content of tokenizer_config.json.
+
+    BOS and EOS around a text are what tokenizer.json's post-processor says, as in transformers 5, not the config's add_bos_token.
+    """
     from tokenizers import Tokenizer
 
     if not path.is_file():
@@ -64,14 +67,16 @@ def open_folder(path: Path, config: dict) -> dict:
             named[name] = text
     bos, eos = (core.token_to_id(named[n]) if n in named else None for n in ("bos_token", "eos_token"))
     prefix, suffix = _around(core)
-    if isinstance(config.get("add_bos_token"), bool) and bos is not None:
-        prefix = [bos] * config["add_bos_token"] + [i for i in prefix if i != bos]
-    if isinstance(config.get("add_eos_token"), bool) and eos is not None:
-        suffix = [i for i in suffix if i != eos] + [eos] * config["add_eos_token"]
     return {
-        "codec": codec, "special_tokens": {t.content: i for i, t in codec.added.items() if t.special}, "prefix": prefix, "suffix": suffix,
-        "bos_id": bos, "eos_id": eos, "eos_ids": frozenset() if eos is None else frozenset({eos}),
-        "chat_template": _template(config), "template_variables": named,
+        "codec": codec,
+        "special_tokens": {t.content: i for i, t in codec.added.items() if t.special},
+        "prefix": prefix,
+        "suffix": suffix,
+        "bos_id": bos,
+        "eos_id": eos,
+        "eos_ids": frozenset() if eos is None else frozenset({eos}),
+        "chat_template": _template(config),
+        "template_variables": named,
     }
 
 
@@ -92,7 +97,8 @@ def _spelling(decoder: dict | None) -> tuple[str, bool]:
     if "ByteLevel" in kinds:
         return "bytes", False
     strips = any(
-        s["type"] == "Strip" and s.get("start") or s["type"] == "Metaspace" and s.get("prepend_scheme", "always") != "never" for s in steps
+        s["type"] == "Strip" and s.get("start") or s["type"] == "Metaspace" and s.get("prepend_scheme", "always") != "never"
+        for s in steps
     )
     return "pieces", strips
 
@@ -119,8 +125,10 @@ class FolderCodec:
             if isinstance(segment, int):
                 out.append(segment)
                 continue
-            before, after = (self.added.get(segments[k]) if 0 <= k < len(segments) and isinstance(segments[k], int) else None
-                             for k in (n - 1, n + 1))
+            before, after = (
+                self.added.get(segments[k]) if 0 <= k < len(segments) and isinstance(segments[k], int) else None
+                for k in (n - 1, n + 1)
+            )
             text = segment.lstrip() if before is not None and before.rstrip else segment
             text = text.rstrip() if after is not None and after.lstrip else text
             if text:

@@ -8,10 +8,12 @@ from .spm import SPACE, SentencePieces
 
 
 def open_codec(metadata: dict) -> tuple["GGUFCodec", vocabulary.Vocabulary, bool, bool]:
-    """Codec, vocabulary, add_bos, add_eos of `tokenizer.ggml.*`. UnsupportedModel for another tokenizer model or pre-tokenizer."""
+    """Codec, vocabulary, add_bos, add_eos of `tokenizer.ggml.*`. UnsupportedModel for another model or pre-tokenizer."""
     model = metadata.get("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
-        raise UnsupportedModel(f"tokenizer model {model!r} is not supported", "supported are 'gpt2' (BPE) and 'llama' (SentencePiece)")
+        raise UnsupportedModel(
+            f"tokenizer model {model!r} is not supported", "supported are 'gpt2' (BPE) and 'llama' (SentencePiece)"
+        )
     spm = model == "llama"
     rule = None if spm else pretokenizers.by_name(metadata.get("tokenizer.ggml.pre"))
     vocab = vocabulary.read(metadata, spm)
@@ -30,16 +32,13 @@ def open_codec(metadata: dict) -> tuple["GGUFCodec", vocabulary.Vocabulary, bool
 
 
 def _byte_level_encoder(vocab: vocabulary.Vocabulary, metadata: dict, rule: pretokenizers.PreTokenizer):
-    """text -> ids by the `tokenizers` library's BPE. Its Python constructor is faster than parsing a tokenizer.json of our making."""
+    """text -> ids by the `tokenizers` library's BPE. Its constructor is faster than parsing a tokenizer.json of our making."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     merges = metadata.get("tokenizer.ggml.merges")
     if merges is None:
         raise ModelFileError("the vocabulary has no merges", "tokenizer.ggml.merges is missing")
-    pairs = []
-    for merge in merges:
-        left, _, right = merge[1:].partition(" ")
-        pairs.append((merge[:1] + left, right))
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
         core = Tokenizer(models.BPE(vocab=vocab.ids, merges=pairs, ignore_merges=rule.ignore_merges))
     except Exception as error:  # the library raises bare Exception

@@ -1,7 +1,8 @@
 """Keeps what a user wrote from becoming a control token.
 
-Every text that comes from outside gets a mark, a character that occurs nowhere else, wherever it spells a control token, and at an end where it
-could spell one together with the template's text. After rendering, only control tokens without a mark inside are the template's own.
+Every text that comes from outside gets a mark, a character that occurs nowhere else, wherever it spells a control token, and at
+an end where it could spell one together with the template's text. After rendering, only control tokens without a mark inside are
+the template's own.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Shapes:
         return len(text) < self.longest and any(text in c for c in self.controls)
 
     def cutter(self, mark: str) -> re.Pattern:
-        """Finds control tokens, the leftmost first and of those the longest; one of a single character only without a mark before it."""
+        """Finds control tokens, the leftmost first and of those the longest; a single character only without a mark before it."""
         if mark not in self._cutters:
             each = [(f"(?<!{re.escape(mark)})" if c in self.single else "") + re.escape(c) for c in self.controls]
             self._cutters[mark] = re.compile("(" + "|".join(each) + ")")

@@ -47,14 +47,15 @@ def by_name(name: str | None) -> PreTokenizer:
         return DEFAULT
     if name not in BY_NAME:
         raise UnsupportedModel(
-            f"pre-tokenizer {name!r} is not supported", f"supported are {', '.join(sorted(BY_NAME))}",
+            f"pre-tokenizer {name!r} is not supported",
+            f"supported are {', '.join(sorted(BY_NAME))}",
             "Use the model's Hugging Face folder, whose tokenizer.json says the rule itself.",
         )
     return BY_NAME[name]
 
 
 def byte_characters() -> dict[str, int]:
-    """Character -> byte of byte-level vocabularies (GPT-2): printable Latin-1 stands for itself, the other bytes for U+0100 on."""
+    """Character -> byte of byte-level vocabularies (GPT-2): printable Latin-1 is itself, the other bytes are U+0100 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in set(shown)]
     return {chr(b): b for b in shown} | {chr(0x100 + i): b for i, b in enumerate(hidden)}

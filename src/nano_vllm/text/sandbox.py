@@ -1,7 +1,7 @@
 """Jinja for templates that come with a model: sandboxed, with the functions that Hugging Face's templates use, and bounded.
 
-A template spends from one budget per rendering: a unit for each turn of a loop and each call, and each text or list that it makes may have
-LARGEST characters or items. So a template that would never end, or fill the memory, ends with an error.
+A template spends from one budget per rendering: a unit for each turn of a loop and each call, and each text or list that it makes
+may have LARGEST characters or items. So a template that would never end, or fill the memory, ends with an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", 
 
 
 class GenerationTag(Extension):
-    """`{% generation %} … {% endgeneration %}` marks the assistant's part for training; what it holds is rendered as it stands."""
+    """`{% generation %} … {% endgeneration %}` marks the assistant's part for training; its content is rendered as it stands."""
 
     tags = {"generation"}
 
@@ -96,6 +96,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _bounded(self, function):
         """A filter whose arguments cannot ask for a giant padding, and whose result has a bound."""
+
         @wraps(function)
         def inner(*args, **kwargs):
             self._check_arguments(args, kwargs)

@@ -39,7 +39,9 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, special_tokens: dict[str, str], control_tokens: Iterable[str] | None = None) -> None:
         if not source:
-            raise TemplateError("the model has no chat template", "", "Prompt it with plain text (--raw, or generate), or give a template.")
+            raise TemplateError(
+                "the model has no chat template", "", "Prompt it with plain text (--raw, or generate), or give a template."
+            )
         from .sandbox import Sandbox
 
         self.source, self.special_tokens = source, dict(special_tokens)
@@ -56,11 +58,13 @@ class ChatTemplate:
         """The template of a tokenizer's model, or another one for it."""
         return cls(source or tokenizer.chat_template, tokenizer.template_variables, tokenizer.special_tokens)
 
-    def render(self, messages: list[dict], tools: list[dict] | None = None, add_generation_prompt: bool = True, **variables) -> Rendered:
+    def render(
+        self, messages: list[dict], tools: list[dict] | None = None, add_generation_prompt: bool = True, **variables
+    ) -> Rendered:
         """The prompt of a conversation.
 
         Args:
-            messages: dicts with `role` and `content` (text, or a list of {"type": "text", "text": …}, or None beside `tool_calls`).
+            messages: dicts of `role` and `content` (text, a list of {"type": "text", "text": …}, or None beside `tool_calls`).
             tools: JSON descriptions of functions.
             variables: more of the template's variables, such as enable_thinking.
 
@@ -100,9 +104,11 @@ def encode_chat(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
     """
     known = tokenizer.special_tokens
     if not rendered.guarded:
-        # A normalizer may still turn a user's characters into a control token: then the ids have one more than the template wrote.
+        # A normalizer may still turn a user's characters into a control token: then there are more than the template wrote.
         ids = tokenizer.encode(rendered.text, add_special_tokens=False, parse_special=True)
-        if [i for i in ids if tokenizer.is_special(i)] == [known[t] for t, control in rendered.segments if control and t in known]:
+        if [i for i in ids if tokenizer.is_special(i)] == [
+            known[t] for t, control in rendered.segments if control and t in known
+        ]:
             return ids
     return tokenizer.encode_segments([known[t] if control and t in known else t for t, control in rendered.segments])
 
@@ -110,7 +116,9 @@ def encode_chat(tokenizer: Tokenizer, rendered: Rendered) -> list[int]:
 def check_messages(messages) -> None:
     """PromptError naming the first message that is not one."""
     if not isinstance(messages, (list, tuple)):
-        raise PromptError("messages must be a list", f"it is {type(messages).__name__}", 'Give [{"role": "user", "content": "…"}].')
+        raise PromptError(
+            "messages must be a list", f"it is {type(messages).__name__}", 'Give [{"role": "user", "content": "…"}].'
+        )
     if not messages:
         raise PromptError("there are no messages", "the list is empty", 'Give [{"role": "user", "content": "…"}].')
     for index, message in enumerate(messages):
@@ -153,7 +161,12 @@ def _loops_over_content(program) -> bool:
     for loop in program.find_all(nodes.For):
         over = [loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Getitem, nodes.Name))]
         for node in over:
-            if isinstance(node, nodes.Getattr) and node.attr == "content" or isinstance(node, nodes.Name) and node.name == "content":
+            if (
+                isinstance(node, nodes.Getattr)
+                and node.attr == "content"
+                or isinstance(node, nodes.Name)
+                and node.name == "content"
+            ):
                 return True
             if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content":
                 return True

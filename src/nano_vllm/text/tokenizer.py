@@ -1,7 +1,7 @@
 """Tokenizer: text -> ids and back, from a GGUF file's metadata or a Hugging Face folder.
 
-The ids are llama.cpp's for a GGUF file and Hugging Face's for a folder, with one exception on purpose: with `parse_special=False` no text
-becomes a control token, even where the merges of the vocabulary would spell one.
+The ids are llama.cpp's for a GGUF file and Hugging Face's for a folder, with one exception on purpose: with `parse_special=False`
+no text becomes a control token, even where the merges of the vocabulary would spell one.
 """
 
 from __future__ import annotations
@@ -41,8 +41,17 @@ class Tokenizer:
     """
 
     def __init__(
-        self, codec: Codec, special_tokens: dict[str, int], *, prefix: list[int], suffix: list[int], bos_id: int | None, eos_id: int | None,
-        eos_ids: frozenset[int], chat_template: str | None, template_variables: dict[str, str],
+        self,
+        codec: Codec,
+        special_tokens: dict[str, int],
+        *,
+        prefix: list[int],
+        suffix: list[int],
+        bos_id: int | None,
+        eos_id: int | None,
+        eos_ids: frozenset[int],
+        chat_template: str | None,
+        template_variables: dict[str, str],
     ) -> None:
         self._codec, self._prefix, self._suffix = codec, prefix, suffix
         self.special_tokens = special_tokens
@@ -55,24 +64,27 @@ class Tokenizer:
     def from_gguf(cls, metadata: dict) -> Tokenizer:
         """From a file's metadata (`tokenizer.*` keys; lists of str, arrays or scalars).
 
-        Raises UnsupportedModel for an unknown tokenizer model or pre-tokenizer, ModelFileError for lists that do not fit together.
+        Raises UnsupportedModel for an unknown model or pre-tokenizer, ModelFileError for lists that do not fit together.
         """
         from .gguf_codec import open_codec
 
         codec, vocab, add_bos, add_eos = open_codec(metadata)
         named = {"bos_token": vocab.bos, "eos_token": vocab.eos, "unk_token": vocab.unk, "pad_token": vocab.pad}
         return cls(
-            codec, {vocab.texts[i]: i for i in sorted(vocab.control)},
+            codec,
+            {vocab.texts[i]: i for i in sorted(vocab.control)},
             prefix=[vocab.bos] if add_bos and vocab.bos is not None else [],
             suffix=[vocab.eos] if add_eos and vocab.eos is not None else [],
-            bos_id=vocab.bos, eos_id=vocab.eos, eos_ids=vocab.end,
+            bos_id=vocab.bos,
+            eos_id=vocab.eos,
+            eos_ids=vocab.end,
             chat_template=metadata.get("tokenizer.chat_template"),
             template_variables={k: vocab.texts[i] for k, i in named.items() if i is not None},
         )
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
-        """From a folder with tokenizer.json, and tokenizer_config.json, special_tokens_map.json, chat_template.jinja where present."""
+        """From a folder with tokenizer.json; tokenizer_config.json, special_tokens_map.json, chat_template.jinja are read too."""
         from .folder import read_config
 
         return cls.from_file(Path(path) / "tokenizer.json", read_config(Path(path)))
@@ -81,7 +93,7 @@ class Tokenizer:
     def from_file(cls, tokenizer_json: str | Path, config: dict | None = None) -> Tokenizer:
         """From a tokenizer.json and the content of tokenizer_config.json.
 
-        Raises ModelNotFound where the file is missing, ModelFileError where it is broken, UnsupportedModel for a decoder nobody here knows.
+        Raises ModelNotFound where it is missing, ModelFileError where it is broken; UnsupportedModel for an unknown decoder.
         """
         from .folder import open_folder
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import ModelFileError
 
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
-NORMAL = 1
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 # Texts that end a turn or a text in some published model. A token with such a text is an end token and a control token even
 # where the file does not say so. The second group ends a file in models trained to fill in the middle.
 END_TEXTS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> "
-    "[EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜>".split()
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
+    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜>".split()
 )
 END_FILE_TEXTS = frozenset(
     "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>".split()
@@ -61,8 +62,7 @@ def _id(metadata: dict, name: str, size: int, default: int | None = None) -> int
 def read(metadata: dict, sentencepiece: bool) -> Vocabulary:
     """Vocabulary of a file's metadata. ModelFileError where the lists are missing, unequal or have a text twice.
 
-    End ids: the file's eos, eot and eom, and every token whose text is in `END_TEXTS`; of the fill-in-the-middle group `END_FILE_TEXTS`
-    only those that the file does not name otherwise.
+    End ids: the file's eos, eot and eom, and every token whose text is in `END_TEXTS` or `END_FILE_TEXTS`.
     """
     texts = metadata.get("tokenizer.ggml.tokens")
     if texts is None or len(texts) == 0:
@@ -75,11 +75,11 @@ def read(metadata: dict, sentencepiece: bool) -> Vocabulary:
     types = metadata.get("tokenizer.ggml.token_type")
     if types is not None and len(types) < size:
         raise ModelFileError("the vocabulary lacks token types", f"{size} tokens, {len(types)} types")
-    odd = {i: int(t) for i, t in enumerate(types) if t != NORMAL} if types is not None else {}
+    types = np.full(size, NORMAL) if types is None else np.asarray(types)[:size]
     by_type: dict[int, set[int]] = {t: set() for t in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
-    blank = set()
-    for i, t in odd.items():
-        by_type.get(t, blank).add(i)
+    blank: set[int] = set()
+    for i in np.flatnonzero(types != NORMAL).tolist():
+        by_type.get(int(types[i]), blank).add(i)
     end = {ids[t] for t in END_TEXTS | END_FILE_TEXTS if t in ids}
     fill = {ids[t] for t in FILL_TEXTS if t in ids}
     control = by_type[CONTROL] | by_type[UNKNOWN] | end | fill
@@ -87,6 +87,15 @@ def read(metadata: dict, sentencepiece: bool) -> Vocabulary:
     bos, eos, unk = (_id(metadata, n, size, d) for n, d in zip(("bos", "eos", "unknown"), defaults))
     named = {_id(metadata, n, size) for n in ("eot", "eom")} | {eos}
     return Vocabulary(
-        texts, ids, frozenset(control), frozenset(by_type[USER_DEFINED] - control), frozenset(by_type[BYTE]), frozenset(blank - control),
-        bos, eos, unk, _id(metadata, "padding", size), frozenset(end | {i for i in named if i is not None}),
+        texts,
+        ids,
+        frozenset(control),
+        frozenset(by_type[USER_DEFINED] - control),
+        frozenset(by_type[BYTE]),
+        frozenset(blank - control),
+        bos,
+        eos,
+        unk,
+        _id(metadata, "padding", size),
+        frozenset(end | {i for i in named if i is not None}),
     )
