@@ -87,7 +87,11 @@ class Engine:
         )
         if params.stop:
             request.detokenizer = Detokenizer(
-                self.tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+                self.tokenizer,
+                params.stop,
+                params.include_stop_str_in_output,
+                params.skip_special_tokens,
+                params.min_tokens,
             )
         return request
 
@@ -97,13 +101,11 @@ class Engine:
             raise ParameterError("stop", "this engine has no tokenizer", "Use stop_token_ids.")
         if len(prompt_ids) == 0:
             raise PromptError("prompt is empty", "there is no token to continue from", "Give at least one token.")
-        try:
-            ids = [int(t) for t in prompt_ids if not isinstance(t, (bool, float, str))]
-        except (TypeError, ValueError):
-            ids = []
-        if len(ids) != len(prompt_ids) or not all(0 <= t < self.vocab_size for t in ids):
-            bad = next(t for t in prompt_ids if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t < self.vocab_size)
-            raise PromptError("prompt has an id that the vocabulary lacks", f"{bad!r} is not an integer from 0 to {self.vocab_size - 1}")
+        for t in prompt_ids:
+            if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t < self.vocab_size:
+                why = f"{t!r} is not an integer from 0 to {self.vocab_size - 1}"
+                raise PromptError("prompt has an id that the vocabulary lacks", why)
+        ids = [int(t) for t in prompt_ids]
         if len(ids) >= self.plan.max_model_len:
             raise PromptTooLong(
                 f"prompt has {len(ids):,} tokens",

@@ -45,6 +45,7 @@ class Detokenizer:
         stop: strings that end the text.
         include_stop: the stop string that ended the text is part of it.
         skip_special_tokens: control tokens have no text.
+        stop_after: stop strings are looked for in the text of the ids after the first `stop_after` (min_tokens).
 
     Attributes:
         stopped: the stop string that ended the text, or None.
@@ -53,11 +54,17 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), include_stop: bool = False, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        stop_after: int = 0,
     ) -> None:
         if isinstance(stop, str) or any(not isinstance(s, str) or not s for s in stop):
             raise PromptError("stop strings must be a list of texts that are not empty", f"got {stop!r}")
         self._tokenizer, self._include, self._special = tokenizer, include_stop, not skip_special_tokens
+        self._stop_after = stop_after
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = [StopString(s) for s in stop]
         self._held = ""
@@ -99,7 +106,7 @@ class Detokenizer:
 
     def _read(self, fresh: str) -> str:
         """The certain part of held and fresh text; the rest is held."""
-        if not self._stops or not fresh:
+        if not self._stops or not fresh or self.token_count <= self._stop_after:
             return fresh
         window = self._held + fresh
         for end, character in enumerate(fresh, len(self._held) + 1):
