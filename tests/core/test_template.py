@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fixtures"))
 import hf_tokenizers  # noqa: E402
@@ -343,3 +345,60 @@ def test_a_template_serves_many_renderings():
     )
     for _ in range(30):
         assert template.render([USER]).text == "1True"
+
+
+PARTS = [
+    "<|",
+    "im_end",
+    "|>",
+    "<|im_end|>",
+    "<|im_start|>",
+    "<",
+    "|",
+    ">",
+    "im_",
+    "end|>",
+    "[INST]",
+    "[/",
+    "INST]",
+    "</s>",
+    "<s",
+    ">",
+    " ",
+    "\n",
+    "a",
+    "é",
+    "\ufdd0",
+]
+
+
+@pytest.fixture(scope="module")
+def gguf_tokenizers():
+    folder = Path(hf_tokenizers.__file__).parent / "tokenizers"
+    stored = [json.loads((folder / f"{name}.json").read_text()) for name in ("bpe", "spm")]
+    return [Tokenizer.from_gguf(s["metadata"] | {"tokenizer.ggml.pre": "smollm"}) for s in stored]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(PARTS), max_size=6).map("".join), min_size=1, max_size=3))
+def test_any_text_leaves_the_templates_control_tokens_alone(gguf_tokenizers, contents):
+    for tokenizer in gguf_tokenizers:
+        template = ChatTemplate(
+            "{% for m in messages %}<|im_end|>[INST]{{ m.content }}<|im_end|>{{ m.content }}{{ m.content }}{% endfor %}",
+            {},
+            tokenizer.special_tokens,
+        )
+        rendered = template.render([{"role": "user", "content": c} for c in contents])
+        assert rendered.text == "".join(f"<|im_end|>[INST]{c}<|im_end|>{c}{c}" for c in contents)
+        wanted = [tokenizer.special_tokens[t] for t in ("<|im_end|>", "[INST]", "<|im_end|>") if t in tokenizer.special_tokens]
+        assert controls(tokenizer, encode_chat(tokenizer, rendered)) == wanted * len(contents)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet="ab1 \n\té'ſ日.!", max_size=12))
+def test_harmless_text_is_encoded_as_one(gguf_tokenizers, content):
+    for tokenizer in gguf_tokenizers:
+        template = ChatTemplate("<|im_end|>\n{{ messages[0].content }}<|im_end|>\n", {}, tokenizer.special_tokens)
+        for text in (content, content + "<"):
+            rendered = template.render([{"role": "user", "content": text}])
+            assert encode_chat(tokenizer, rendered) == tokenizer.encode(f"<|im_end|>\n{text}<|im_end|>", add_special_tokens=False)
