@@ -232,7 +232,7 @@ DEFECTS = {
     "float shape": file({"a": entry((4.0, 4))}),
     "bool shape": file({"a": entry((True, 16))}),
     "wrapping shape": file({"a": entry((1 << 32, 1 << 32), (0, 0))}),
-    "offsets turned": file({"a": entry((0,), (8, 4))}),
+    "offsets turned": file({"a": entry((0,), (8, 4), "F6_NEW")}),
     "three offsets": file({"a": entry(offsets=(0, 64, 64))}),
     "beyond the file": file({"a": entry((5, 4), (0, 80))}),
     "far beyond": file({"a": entry((4, 4), (1 << 70, (1 << 70) + 64))}),
