@@ -1,0 +1,195 @@
+"""LLM and AsyncLLM as users call them, with the default model on the CPU backend."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from nano_vllm import LLM, AsyncLLM, SamplingParams
+from nano_vllm.errors import EngineClosed, ModelNotFound, OptionError, ParameterError, PromptError, PromptTooLong, UnknownOption
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path):
+    with LLM(str(smollm2_path), backend="cpu", max_model_len=1024) as made:
+        yield made
+
+
+def test_forms_of_a_prompt(llm):
+    text = "The capital of France is"
+    ids = llm.encode(text)
+    assert llm.decode(ids) == text
+    forms = [text, {"prompt": text}, {"prompt_token_ids": ids}, ids]
+    outputs = [llm.generate(form, GREEDY, use_tqdm=False)[0] for form in forms]
+    assert len({o.text for o in outputs}) == 1 and "Paris" in outputs[0].text
+    together = llm.generate(forms, GREEDY, use_tqdm=False)
+    assert [o.text for o in together] == [o.text for o in outputs]
+    first = together[0]
+    assert first.prompt == text and first.prompt_token_ids == ids
+    assert first.text == first.outputs[0].text and first.token_ids == first.outputs[0].token_ids
+    assert first.usage.prompt_tokens == len(ids) and first.usage.completion_tokens == len(first.token_ids)
+    assert 0 <= first.timings.queued_s <= first.timings.first_token_s and first.timings.decode_s > 0
+
+
+def test_one_params_each_and_order(llm):
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (5, 1, 9)]
+    outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
+    assert [len(o.token_ids) for o in outputs] == [5, 1, 9]
+    assert [o.finish_reason for o in outputs] == ["length"] * 3
+    with pytest.raises(PromptError, match="3 prompts"):
+        llm.generate(["a", "b", "c"], params[:2], use_tqdm=False)
+
+
+def test_chat_ends_by_itself(llm):
+    question = [{"role": "user", "content": "Say hello."}]
+    output = llm.chat(question, SamplingParams(temperature=0, max_tokens=200), use_tqdm=False)[0]
+    assert output.finish_reason == "stop" and output.outputs[0].stop_reason is None
+    assert output.token_ids[-1] in llm.tokenizer.eos_ids and "<|im_end|>" not in output.text
+    two = llm.chat([question, question], SamplingParams(temperature=0, max_tokens=200), use_tqdm=False)
+    assert [o.text for o in two] == [output.text] * 2
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 7])
+def test_stream_is_generate(llm, interval):  # CASES B7
+    params = SamplingParams(temperature=0, max_tokens=23, ignore_eos=True)
+    whole = llm.generate("Once upon a time 😀 дети", params, use_tqdm=False)[0]
+    pieces = list(llm.generate_stream("Once upon a time 😀 дети", params, stream_interval=interval))
+    assert "".join(p.text for p in pieces) == whole.text
+    assert sum((p.token_ids for p in pieces), []) == whole.token_ids
+    assert [p.finish_reason for p in pieces] == [None] * (len(pieces) - 1) + ["length"]  # CASES B6
+    assert pieces[-1].output.text == whole.text
+    assert all(len(p.token_ids) == interval for p in pieces[:-1])
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_string_across_tokens(llm, include):  # CASES B2, B4
+    free = llm.generate("Count: 1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)[0]
+    at = len(free.text) // 2
+    stop = free.text[at - 2 : at + 3]
+    end = free.text.index(stop) + (len(stop) if include else 0)
+    params = SamplingParams(temperature=0, max_tokens=30, stop=["never this", stop], include_stop_str_in_output=include)
+    output = llm.generate("Count: 1, 2, 3, 4,", params, use_tqdm=False)[0]
+    assert output.text == free.text[:end] and output.finish_reason == "stop" and output.outputs[0].stop_reason == stop
+    assert len(output.token_ids) < len(free.token_ids)
+    assert output.token_ids == free.token_ids[: len(output.token_ids)]
+    assert "".join(p.text for p in llm.stream("Count: 1, 2, 3, 4,", params)) == output.text
+
+
+def test_min_tokens_holds_ends_back(llm):
+    free = llm.generate("Count: 1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)[0]
+    stop_id = free.token_ids[3]
+    params = SamplingParams(temperature=0, max_tokens=30, min_tokens=10, stop_token_ids=[stop_id], stop=[free.text[:4]])
+    output = llm.generate("Count: 1, 2, 3, 4,", params, use_tqdm=False)[0]
+    assert len(output.token_ids) > 10 and stop_id not in output.token_ids[:10]
+
+
+def test_seeds_do_not_depend_on_company(llm):  # CASES C1, C3
+    seeded = SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True)
+    free = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
+    alone = llm.generate("Once", seeded, use_tqdm=False)[0].text
+    for _ in range(3):
+        texts = [o.text for o in llm.generate(["Once"] * 4, [seeded, free, seeded, free], use_tqdm=False)]
+        assert texts[0] == texts[2] == alone
+        assert texts[1] != texts[3]
+
+
+def test_penalties_and_filters_run(llm):
+    params = SamplingParams(temperature=0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, max_tokens=40)
+    plain = llm.generate("la la la la la", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False)[0]
+    held = llm.generate("la la la la la", params, use_tqdm=False)[0]
+    assert len(set(held.token_ids)) / len(held.token_ids) > len(set(plain.token_ids)) / len(plain.token_ids)
+    one = SamplingParams(temperature=5.0, top_k=1, max_tokens=10, ignore_eos=True)  # CASES C13
+    assert llm.generate("Once", one, use_tqdm=False)[0].token_ids == llm.generate(
+        "Once", SamplingParams(temperature=0, max_tokens=10, ignore_eos=True), use_tqdm=False
+    )[0].token_ids
+
+
+def test_bad_requests_do_not_touch_good_ones(llm):
+    before = llm.generate("Once", GREEDY, use_tqdm=False)[0].text
+    for bad in ("", [], {"prompt_token_ids": []}, {"prompt_token_ids": [-1]}, {"prompt_token_ids": [10**9]}, {"text": "x"}, 5, None):
+        with pytest.raises((PromptError, TypeError)):
+            llm.generate(bad if bad != [] else [[]], GREEDY, use_tqdm=False)
+    with pytest.raises(PromptTooLong, match="1,024"):
+        llm.generate([[5] * 1024], GREEDY, use_tqdm=False)
+    with pytest.raises(ParameterError, match="stop_token_ids"):
+        llm.generate("a", SamplingParams(stop_token_ids=[10**8]), use_tqdm=False)
+    assert llm.generate("Once", GREEDY, use_tqdm=False)[0].text == before
+    assert llm.generate([[5] * 1023], SamplingParams(temperature=0), use_tqdm=False)[0].finish_reason == "length"
+
+
+def test_leaving_a_stream_frees_everything(llm):  # CASES A14
+    for _ in range(3):
+        for piece in llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True)):
+            break
+    free = llm._thread.call(lambda engine: (engine.check(), engine.pool.available, len(engine.requests)))
+    assert free[1] == llm.plan.num_blocks and free[2] == 0
+
+
+def test_threads_share_one_engine(llm):
+    results: list = [None] * 6
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+    def ask(i: int) -> None:
+        results[i] = llm.generate(f"Number {i % 3}:", params, use_tqdm=False)[0].text
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert results[:3] == results[3:] and None not in results
+
+
+def test_counters_balance(llm):
+    stats = llm.stats()
+    assert stats["received"] == sum(stats["finished"].values())
+    assert 0 <= stats["prefix_hit_tokens"] <= stats["prompt_tokens"]
+
+
+def test_wrong_names():
+    with pytest.raises(UnknownOption, match="max_model_len"):
+        LLM("smollm2", max_model_length=5)
+    with pytest.raises(OptionError, match="power of two"):
+        LLM("smollm2", block_size=24)
+    with pytest.raises(ModelNotFound):
+        LLM("no-such-model-here")
+
+
+def test_closing(smollm2_path):
+    llm = LLM(str(smollm2_path), backend="cpu", max_model_len=512)
+    pieces = llm.stream("Once", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(pieces)
+    llm.close()
+    assert list(pieces)[-1].finish_reason == "abort"
+    llm.close()
+    with pytest.raises(EngineClosed):
+        llm.generate("Once", GREEDY, use_tqdm=False)
+
+
+def test_async(smollm2_path):
+    async def collect(llm, prompt, **options) -> str:
+        return "".join([p.text async for p in llm.generate(prompt, GREEDY, **options)])
+
+    async def main() -> None:
+        async with await AsyncLLM.load(str(smollm2_path), backend="cpu", max_model_len=512) as llm:
+            prompts = ["The capital of France is", "Once upon", [{"role": "user", "content": "Say hello."}]]
+            one_by_one = [await collect(llm, p) for p in prompts]
+            assert await asyncio.gather(*[collect(llm, p) for p in prompts]) == one_by_one
+            endless = SamplingParams(max_tokens=450, ignore_eos=True)
+            stream = llm.generate("Once", endless, request_id="mine")
+            await anext(stream)
+            await llm.abort("mine")
+            assert [p.finish_reason async for p in stream][-1] == "abort"
+            task = asyncio.create_task(collect(llm, "Twice", request_id="cancelled"))
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(0.2)
+            assert llm.llm._thread.call(lambda engine: (engine.check(), len(engine.requests)))[1] == 0
+
+    asyncio.run(main())
