@@ -47,7 +47,8 @@ clean:  ## remove .venv and what was built; downloaded models stay
 
 # What pip cannot bring: a compiler, and on Debian the parts of Python that it packs separately.
 deps:  ## install what is missing from Debian's packages (root), or say what to install
-	@test -n "$(PYTHON)" || { echo "No Python 3.10 or newer: install one, or name it with PYTHON=…"; exit 1; }
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+		|| { echo "No Python 3.10 or newer$(if $(PYTHON), as $(PYTHON)): install one, or name it with PYTHON=…"; exit 1; }
 	@missing=""; \
 	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
 	$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' \
@@ -59,20 +60,23 @@ deps:  ## install what is missing from Debian's packages (root), or say what to 
 	else echo "Missing:$$missing. Install these (on Debian and Ubuntu: sudo apt-get install$$missing), then try again."; exit 1; fi
 
 $(BIN)/python: | deps
-	$(PYTHON) -m venv .venv
+	@echo "Making .venv with $(PYTHON)"
+	@$(PYTHON) -m venv .venv
 
 # The build's requirements live in .venv and the build folder is kept, so that a change rebuilds only what it touches.
 $(STAMPS)/build: pyproject.toml | $(BIN)/python
 	@mkdir -p $(STAMPS)
-	$(BIN)/pip install --quiet $$($(REQUIREMENTS) build) \
+	@$(BIN)/pip install --quiet $$($(REQUIREMENTS) build) \
 		$$(command -v cmake >/dev/null || echo cmake) $$(command -v ninja >/dev/null || echo ninja)
 	@touch $@
 
 $(STAMPS)/project: $(SOURCES) $(STAMPS)/build
-	$(BIN)/pip install --quiet --no-build-isolation --config-settings=build-dir=build/venv .
+	@echo "Building the project and installing it into .venv"
+	@$(BIN)/pip install --quiet --no-build-isolation --config-settings=build-dir=build/venv .
 	@touch $@
 
 $(STAMPS)/dev: pyproject.toml | $(BIN)/python
+	@echo "Installing what the tests need into .venv"
 	@mkdir -p $(STAMPS)
-	$(BIN)/pip install --quiet $$($(REQUIREMENTS) dev)
+	@$(BIN)/pip install --quiet $$($(REQUIREMENTS) dev)
 	@touch $@

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "model": {"formats", "sources", "text.tokenizer"},
     "memory": {"model.program", "options"},
     "engine": {"memory.plan", "sampling", "text.detokenizer"},
-    "backends": {"engine.backend", "formats", "memory.plan", "model.program", "model.spec", "sampling"},
+    "backends": {"engine.backend", "formats", "memory.machine", "memory.plan", "model.program", "model.spec", "sampling"},
     "loading": TOP,
     "outputs": {"engine.request", "text.detokenizer"},
     "llm": TOP,

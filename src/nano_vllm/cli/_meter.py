@@ -81,18 +81,22 @@ class Meter:
 
     def line(self) -> str:
         """The summary, without a newline."""
-        computed = self.prompt_tokens - self.cached_tokens
-        cached = f", {self.cached_tokens} cached" if self.cached_tokens else ""
-        prompt = f"{self.prompt_tokens} prompt tokens ({rate(computed, self.first_s)} tok/s{cached})"
-        output = f"{self.output_tokens} output tokens"
-        if self.decode_tokens and self.decode_s:
-            speed = f"{rate(self.decode_tokens, self.decode_s)} tok/s"
-            if self.decode_bytes:
-                speed += f", {self.decode_bytes / self.decode_s / 1e9:.1f} GB/s weights and cache"
-            output += f" ({speed})"
-        first = f"first token after {self.first_s / max(self.requests, 1):.3f} s" if self.output_tokens else "no token"
+        cached = f", {self.cached_tokens:,} cached" if self.cached_tokens else ""
+        prompt_rate = rate(self.prompt_tokens - self.cached_tokens, self.first_s)
+        parts = [f"{self.prompt_tokens:,} prompt tokens ({prompt_rate} tok/s{cached})"]
+        if self.output_tokens:
+            parts += [self._output(), f"first token after {self.first_s / self.requests:.3f} s"]
         peak = peak_memory()
-        return ", ".join([prompt, output, first] + ([f"peak memory {format_bytes(peak)}"] if peak else []))
+        return ", ".join(parts + ([f"peak memory {format_bytes(peak)}"] if peak else []))
+
+    def _output(self) -> str:
+        output = f"{self.output_tokens:,} output tokens"
+        if not (self.decode_tokens and self.decode_s):
+            return output
+        speed = f"{rate(self.decode_tokens, self.decode_s)} tok/s"
+        if self.decode_bytes:
+            speed += f", {self.decode_bytes / self.decode_s / 1e9:.1f} GB/s weights and cache"
+        return f"{output} ({speed})"
 
     def tell(self) -> None:
         print(self.line(), file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from ..errors import NanoVLLMError, OptionError
 from . import _flags
 
 HELP = "what a model holds, what is planned for it, and what each backend says"
-WIDTH = 24
+WIDTH = 26
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
