@@ -27,7 +27,11 @@ def numbers(config: dict = CONFIG) -> dict[str, np.ndarray]:
     """Hugging Face name -> float32 values, all different; with a head."""
     h, m, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, k = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], h), "model.norm.weight": (h,), "lm_head.weight": (config["vocab_size"], h)}
+    shapes = {
+        "model.embed_tokens.weight": (config["vocab_size"], h),
+        "model.norm.weight": (h,),
+        "lm_head.weight": (config["vocab_size"], h),
+    }
     inner = [(h,), (q, h), (k, h), (k, h), (h, q), (h,), (m, h), (m, h), (h, m)]
     for i in range(config["num_hidden_layers"]):
         shapes |= {f"model.layers.{i}.{part}.weight": shape for part, shape in zip(NAMES, inner)}
@@ -36,7 +40,11 @@ def numbers(config: dict = CONFIG) -> dict[str, np.ndarray]:
 
 
 def gguf_name(name: str) -> str:
-    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+    outside = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
     if name in outside:
         return outside[name]
     _, _, layer, part = name.split(".", 3)
@@ -58,7 +66,9 @@ METADATA = {
 }  # fmt: skip
 
 
-def write_gguf(path: Path, tensors: dict[str, np.ndarray] | None = None, types: dict | None = None, arch: str = "llama", **changes) -> Path:
+def write_gguf(
+    path: Path, tensors: dict[str, np.ndarray] | None = None, types: dict | None = None, arch: str = "llama", **changes
+) -> Path:
     """A model of CONFIG's sizes. `types`: Hugging Face name -> ggml's type, else F32; `changes`: metadata, None drops a key
     (dots in keys are written as two underscores)."""
     writer = gguf.GGUFWriter(path, arch)
@@ -101,7 +111,17 @@ def write_folder(folder: Path, tensors: dict[str, np.ndarray] | None = None, sha
 
 def canonical(name: str) -> str:
     """Our name, by the order of `parameters`: an independent way to `rename`."""
-    parts = ["attention_norm", "attention.q", "attention.k", "attention.v", "attention.out", "mlp_norm", "mlp.gate", "mlp.up", "mlp.down"]
+    parts = [
+        "attention_norm",
+        "attention.q",
+        "attention.k",
+        "attention.v",
+        "attention.out",
+        "mlp_norm",
+        "mlp.gate",
+        "mlp.up",
+        "mlp.down",
+    ]
     outside = {"model.embed_tokens.weight": "embedding", "model.norm.weight": "final_norm", "lm_head.weight": "head"}
     if name in outside:
         return outside[name]

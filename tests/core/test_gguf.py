@@ -211,9 +211,16 @@ def test_config_of_rotary_scaling(tmp_path: Path) -> None:
         return gguf_config.config(read_header(write_gguf(tmp_path / "a.gguf", tensors, **changes))).get("rope_scaling")
 
     assert scaling(llama__rope__scaling__type="none") is None
-    assert scaling(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0) == {"rope_type": "linear", "factor": 4.0}
+    assert scaling(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0) == {
+        "rope_type": "linear",
+        "factor": 4.0,
+    }
     assert scaling(llama__rope__scale_linear=2.0) == {"rope_type": "linear", "factor": 2.0}
-    yarn = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0, "llama__rope__scaling__original_context_length": 32}
+    yarn = {
+        "llama__rope__scaling__type": "yarn",
+        "llama__rope__scaling__factor": 4.0,
+        "llama__rope__scaling__original_context_length": 32,
+    }
     wanted = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     assert scaling(**yarn) == wanted
     assert scaling(**yarn, llama__rope__scaling__yarn_beta_fast=16.0) == wanted | {"beta_fast": 16.0}
@@ -232,6 +239,13 @@ def test_config_of_rotary_scaling(tmp_path: Path) -> None:
     same_values(model, numbers())
 
 
+def test_rotation_of_a_part_of_the_head_is_told(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", llama__rope__dimension_count=16)
+    assert gguf_config.config(read_header(path))["partial_rotary_factor"] == 0.5
+    with pytest.raises(UnsupportedModel, match="part of each head"):
+        open_model(path)
+
+
 def test_counts_given_per_layer(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", llama__attention__head_count_kv=[2, 2])
     assert gguf_config.config(read_header(path))["num_key_value_heads"] == 2
@@ -245,7 +259,12 @@ NEEDED = ["embedding_length", "block_count", "attention.head_count", "feed_forwa
 @pytest.mark.parametrize("key", [*NEEDED, "attention.layer_norm_rms_epsilon"])
 @pytest.mark.parametrize("value", [None, 0, 10**6, 2**32 - 1, "many", float("nan"), []], ids=str)
 def test_a_key_that_is_missing_or_cannot_be_meant(tmp_path: Path, key: str, value: object) -> None:
-    if key == "attention.layer_norm_rms_epsilon" and isinstance(value, int) and value or (key, value) == ("context_length", 10**6):
+    if (
+        key == "attention.layer_norm_rms_epsilon"
+        and isinstance(value, int)
+        and value
+        or (key, value) == ("context_length", 10**6)
+    ):
         return
     if value == []:
         value = ["a"]
@@ -286,14 +305,18 @@ def text(value: str | bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def header(*entries: bytes, tensors: tuple[bytes, ...] = (), counts: tuple[int, int] | None = None, version: int = 3, data: int = 256) -> bytes:
+def header(
+    *entries: bytes, tensors: tuple[bytes, ...] = (), counts: tuple[int, int] | None = None, version: int = 3, data: int = 256
+) -> bytes:
     """A file's bytes; `counts` of tensors and keys where they are to be other than true."""
     body = b"".join(entries) + b"".join(tensors)
     start = b"GGUF" + struct.pack("<IQQ", version, *(counts or (len(tensors), len(entries)))) + body
     return start + b"\0" * (-len(start) % 32) + b"\0" * data
 
 
-def tensor(name: str = "w", shape: tuple[int, ...] = (4,), kind: int = 0, offset: int = 0, dimensions: int | None = None) -> bytes:
+def tensor(
+    name: str = "w", shape: tuple[int, ...] = (4,), kind: int = 0, offset: int = 0, dimensions: int | None = None
+) -> bytes:
     count = len(shape) if dimensions is None else dimensions
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", count, *shape, kind, offset)
 
@@ -361,8 +384,6 @@ DEFECTS = {  # what the error says, and a file's bytes
 }
 
 
-
-
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_malformed_files(tmp_path: Path, defect: str) -> None:
     why, raw = DEFECTS[defect]
@@ -378,7 +399,9 @@ def test_malformed_files(tmp_path: Path, defect: str) -> None:
 
 
 def test_empty_arrays(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").write_bytes(header(array("a", 8, 0), array("b", 5, 0), text("c") + struct.pack("<I", 8) + text(""), data=0))
+    (tmp_path / "a.gguf").write_bytes(
+        header(array("a", 8, 0), array("b", 5, 0), text("c") + struct.pack("<I", 8) + text(""), data=0)
+    )
     found = read_header(tmp_path / "a.gguf").metadata
     assert found["a"] == [] and found["b"].size == 0 and found["c"] == ""
 

@@ -25,7 +25,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
     """A folder to write in, a sound file's bytes, and where its header ends."""
     folder = tmp_path_factory.mktemp("fuzz")
     tokens = [f"<{i}>" for i in range(40)]
-    changes = {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__scores": [0.5] * 40, "tokenizer__chat_template": "{{ messages }}"}
+    changes = {
+        "tokenizer__ggml__tokens": tokens,
+        "tokenizer__ggml__scores": [0.5] * 40,
+        "tokenizer__chat_template": "{{ messages }}",
+    }
     path = write_gguf(folder / "sound.gguf", numbers(), **changes)
     for _ in range(2):  # what is loaded on first use is not the header's memory
         open_model(path)
@@ -36,7 +40,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, int]:
 def damages(draw) -> list[tuple[str, float, bytes]]:
     kind = st.sampled_from(["set", "word", "insert", "remove", "cut"])
     return [
-        (draw(kind), draw(st.floats(0, 1, exclude_max=True)), bytes([draw(INTERESTING)]) + draw(WORDS)) for _ in range(draw(st.integers(1, 3)))
+        (draw(kind), draw(st.floats(0, 1, exclude_max=True)), bytes([draw(INTERESTING)]) + draw(WORDS))
+        for _ in range(draw(st.integers(1, 3)))
     ]
 
 

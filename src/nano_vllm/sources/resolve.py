@@ -37,7 +37,10 @@ def resolve(model: str, options: Options | None = None) -> Path:
     found = REPOSITORY.fullmatch(model)
     if not found:
         aliases = ", ".join(catalog.ALIASES)
-        mend = registry.nearest(model, catalog.ALIASES) or f"Give a folder, a .gguf file, org/name of Hugging Face, or an alias: {aliases}."
+        mend = (
+            registry.nearest(model, catalog.ALIASES)
+            or f"Give a folder, a .gguf file, org/name of Hugging Face, or an alias: {aliases}."
+        )
         raise ModelNotFound(f"no model {model!r}", "it is no alias, no path that exists, and no Hugging Face id", mend)
     revision = options.revision if options else None
     return _hub_file(found[1], found[2], revision) if found[2] else _hub_folder(found[1], revision)
@@ -50,7 +53,11 @@ def _inside(folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
         return files[0]
-    why = f"it holds {len(files)} .gguf files: {', '.join(f.name for f in files[:5])}" if files else "neither config.json nor a .gguf file"
+    why = (
+        f"it holds {len(files)} .gguf files: {', '.join(f.name for f in files[:5])}"
+        if files
+        else "neither config.json nor a .gguf file"
+    )
     raise ModelNotFound(f"{folder} does not say which model it holds", why, "Name the file." if files else "Check the path.")
 
 
@@ -114,10 +121,22 @@ def _not_fetched(what: str, error: Exception) -> ModelNotFound:
 
     known = [  # most particular first: some are subclasses of those below
         (errors.GatedRepoError, "it is gated", "Accept its terms on huggingface.co and set HF_TOKEN."),
-        (errors.RepositoryNotFoundError, "there is no such repository, or it is private", "Check the name; for a private one set HF_TOKEN."),
+        (
+            errors.RepositoryNotFoundError,
+            "there is no such repository, or it is private",
+            "Check the name; for a private one set HF_TOKEN.",
+        ),
         (errors.RevisionNotFoundError, "it has no such revision", "Check --revision."),
-        (errors.OfflineModeIsEnabled, "it is not in the cache, and HF_HUB_OFFLINE is set", "Unset HF_HUB_OFFLINE, or give a local path."),
-        (errors.LocalEntryNotFoundError, "it is not in the cache, and the network cannot be reached", "Check it and HF_HUB_OFFLINE, or give a local path."),
+        (
+            errors.OfflineModeIsEnabled,
+            "it is not in the cache, and HF_HUB_OFFLINE is set",
+            "Unset HF_HUB_OFFLINE, or give a local path.",
+        ),
+        (
+            errors.LocalEntryNotFoundError,
+            "it is not in the cache, and the network cannot be reached",
+            "Check it and HF_HUB_OFFLINE, or give a local path.",
+        ),
         (errors.EntryNotFoundError, "the repository has no such file", "Check the file's name."),
         (errors.HFValidationError, str(error), "Check the name."),
     ]
