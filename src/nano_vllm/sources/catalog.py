@@ -22,7 +22,7 @@ from ..errors import ModelNotFound
 
 LEFT_OVER = 6 * 3600.0  # seconds after which the folder of a fetch that was killed is removed
 # pip keeps what it downloads beside its own temporary files; ours must be in a folder whose growth can be watched
-PIP = "import sys, tempfile, runpy; tempfile.tempdir = sys.argv.pop(1); runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+PIP = "import sys, tempfile as t, runpy as r; t.tempdir = sys.argv.pop(1); r.run_module('pip', run_name='__main__', alter_sys=True)"
 
 
 @dataclass(frozen=True)
