@@ -64,7 +64,8 @@ Format format_of(const std::string &name) {
 Matrix shape_of(const std::string &format, int n, int k, int group, bool minimum) {
     Matrix m{format_of(format), n, k, group, minimum, nullptr, 0};
     if (n <= 0 || k <= 0) refuse("a matrix needs outputs and inputs");
-    if (m.quantized() && (group <= 0 || group % BLOCK || k % group)) refuse("columns must be whole groups, groups multiples of 32");
+    if (m.quantized() && (group <= 0 || group % BLOCK || k % group))
+        refuse("columns must be whole groups, groups multiples of 32");
     if (m.format == Format::q8 && group != BLOCK) refuse("q8 has groups of 32");
     m.bytes = packed_bytes(m.format, n, k, group, minimum);
     return m;
@@ -150,8 +151,8 @@ void check_output(const Matrix &m, const Output &out, size_t rows, const std::op
     if (bias && bias->shape(0) != (size_t)m.n) refuse("bias must be (outputs,)");
 }
 
-void linear_quantized(const std::string &isa, const PackedMatrix &w, const QuantizedRows &x, Output out, std::optional<Vector> bias,
-                      bool accumulate, int begin, int end) {
+void linear_quantized(const std::string &isa, const PackedMatrix &w, const QuantizedRows &x, Output out,
+                      std::optional<Vector> bias, bool accumulate, int begin, int end) {
     const Matrix &m = w.matrix;
     if (!m.quantized() || m.k != x.activations.k) refuse("matrix and activations do not fit");
     check_output(m, out, x.rows, bias);
@@ -208,7 +209,8 @@ void bind_kernels(nb::module_ &module) {
         return shape_of(format, n, k, group, minimum).bytes;
     }, "format"_a, "n"_a, "k"_a, "group"_a = 0, "minimum"_a = false);
     module.def("pack", &pack_planes, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "values"_a, "scales"_a.none() = nb::none(),
-               "mins"_a.none() = nb::none(), "A Matrix in the kernels' layout; planes (n, …) or (n, groups, …) as formats/ has them.");
+               "mins"_a.none() = nb::none(),
+               "A Matrix in the kernels' layout; planes (n, …) or (n, groups, …) as formats/ has them.");
     module.def("quantize", &quantize_rows, "isa"_a, "x"_a);
     module.def("linear", &linear_quantized, "isa"_a, "w"_a, "x"_a, "out"_a, "bias"_a.none() = nb::none(), "accumulate"_a = false,
                "begin"_a = 0, "end"_a = -1);
@@ -221,6 +223,9 @@ void bind_kernels(nb::module_ &module) {
         .value("sqrt", Probe::sqrt).value("exp", Probe::exp).value("f16", Probe::f16).value("bf16", Probe::bf16)
         .value("to_i32", Probe::to_i32).value("select_less", Probe::select_less).value("first", Probe::first)
         .value("reduce_add", Probe::reduce_add).value("reduce_max", Probe::reduce_max);
+    module.def("spin", [](const std::string &isa, const std::string &format, size_t steps) {
+        return kernels_of(isa).spin(format_of(format), steps);
+    }, "isa"_a, "format"_a, "steps"_a, "-> multiply-adds done without memory, the ceiling of `linear`.");
     module.def("probe", &probe_lanes, "isa"_a, "op"_a, "a"_a, "b"_a, "c"_a, "out"_a);
 }
 

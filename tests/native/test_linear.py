@@ -12,6 +12,7 @@ kernels = pytest.importorskip("nano_vllm._native").kernels
 ISAS = kernels.isas()
 QUANTIZED = [("q4", 32, False), ("q4", 32, True), ("q4", 64, False), ("q4", 64, True), ("q4", 128, True), ("q8", 32, False)]
 FLOATS = [("f32", 0, False), ("f16", 0, False), ("bf16", 0, False)]
+MATRICES = [(*f, 384) for f in QUANTIZED] + [(*f, k) for f in FLOATS for k in (1, 33, 64)]
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 33]
 same = np.testing.assert_array_equal
 
@@ -96,7 +97,7 @@ def test_tiny_groups_count_as_zero(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("format", "group", "minimum", "k"), [(*f, 384) for f in QUANTIZED] + [(*f, k) for f in FLOATS for k in (1, 33, 64)])
+@pytest.mark.parametrize(("format", "group", "minimum", "k"), MATRICES)
 @pytest.mark.parametrize("n", [1, 32, 49])
 def test_packing_loses_nothing(isa, format, group, minimum, k, n):
     tensor = weights(format, group, minimum, n, k)
@@ -137,7 +138,7 @@ def test_planes_are_read_where_a_file_has_them():
     same(got.packed, packed(tensor).packed)
 
 
-@pytest.mark.parametrize(("format", "group", "minimum", "k"), [(*f, 384) for f in QUANTIZED] + [(*f, k) for f in FLOATS for k in (33, 64)])
+@pytest.mark.parametrize(("format", "group", "minimum", "k"), MATRICES)
 @pytest.mark.parametrize("n", [33, 80])
 def test_linear_is_the_definition_and_the_same_everywhere(format, group, minimum, k, n):
     tensor = weights(format, group, minimum, n, k)

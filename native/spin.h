@@ -1,0 +1,60 @@
+// The inner steps of the linear kernels on the first cache alone, to measure a processor's ceiling with.
+#pragma once
+
+#include "matrix.h"
+#include "simd.h"
+
+namespace nano::NANO_ISA {
+
+constexpr int CHAINS = TILE_ROWS * TILE_HALVES;  // as many sums as a tile has
+
+// Zeros that the compiler does not know, too many for registers.
+struct Unknown {
+    alignas(64) uint8_t bytes[16 * 64];
+    NANO_INLINE Unknown() {
+        for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = *(volatile const uint8_t *)"";
+    }
+};
+
+template <class Begin, class End> NANO_INLINE size_t spin_dots(size_t steps, Begin begin, End end) {
+    const Unknown zeros;
+    const int32_t a = zeros.bytes[0];
+    decltype(begin()) acc[CHAINS];
+#pragma GCC unroll 16
+    for (int c = 0; c < CHAINS; c++) acc[c] = begin();
+    for (size_t i = 0; i < steps; i++) {
+        const uint8_t *w = zeros.bytes + i % 8 * 64;
+#pragma GCC unroll 16
+        for (int c = 0; c < CHAINS; c++) step(acc[c], load_bytes(w + c * 64), a);
+    }
+    i32x16 all = set1(0);
+#pragma GCC unroll 16
+    for (int c = 0; c < CHAINS; c++) all = all + end(acc[c]);
+    return steps * CHAINS * 64 + reduce_add(all);
+}
+
+NANO_INLINE size_t spin_fma(size_t steps) {
+    const Unknown zeros;
+    const float a = zeros.bytes[0];
+    f32x16 acc[CHAINS];
+#pragma GCC unroll 16
+    for (int c = 0; c < CHAINS; c++) acc[c] = zero();
+    for (size_t i = 0; i < steps; i++) {
+        const float *w = (const float *)(zeros.bytes + i % 8 * 64);
+#pragma GCC unroll 16
+        for (int c = 0; c < CHAINS; c++) acc[c] = fma(load(w + c * LANES), set1(a), acc[c]);
+    }
+    f32x16 all = zero();
+#pragma GCC unroll 16
+    for (int c = 0; c < CHAINS; c++) all = all + acc[c];
+    return steps * CHAINS * LANES + (size_t)reduce_add(all);
+}
+
+inline size_t spin(Format format, size_t steps) {
+    if (format == Format::q4)
+        return spin_dots(steps, [] { return begin_nibbles(0, 0); }, [](Nibbles acc) { return end_nibbles(acc, 0, 0); });
+    if (format == Format::q8) return spin_dots(steps, [] { return begin_bytes(0); }, [](Bytes acc) { return end_bytes(acc); });
+    return spin_fma(steps);
+}
+
+}  // namespace nano::NANO_ISA
