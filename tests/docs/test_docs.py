@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+import nano_vllm
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -47,7 +49,8 @@ def environment(tmp_path_factory, smollm2_path) -> dict[str, str]:
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module}"$@"\n')
         script.chmod(0o755)
-    return os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    package = Path(nano_vllm.__file__).parents[1]
+    return os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(package)}
 
 
 def test_only_known_languages():
