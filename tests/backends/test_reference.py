@@ -95,12 +95,12 @@ def test_chunks_equal_one_step(model, chunk):
 @pytest.mark.parametrize("kv, dtype", [("f16", torch.float16), ("bf16", torch.bfloat16)])
 @pytest.mark.parametrize("chunk", [45, 20])
 def test_attention_reads_rounded_keys_and_values_of_its_own_step_too(model, kv, dtype, chunk):
-    ids, session = tiny.tokens(96), opened(model, kv)
+    ids, session, before = tiny.tokens(96), opened(model, kv), torch.empty(0, 4, 8)
     for first in range(0, len(ids), chunk):
         copies = session.trace(tiny.batch([(ids[first : first + chunk], first, [9, 4, 30])]))
         heads = torch.tensor(copies["layers.1.attention.rotate"]).reshape(-1, 10, 8)
         now = heads[:, 6:].to(dtype).float()
-        before = now if first == 0 else torch.cat([before, now])
+        before = torch.cat([before, now])
         rows = torch.arange(first, first + len(now))
         theirs = torch.nn.functional.scaled_dot_product_attention(
             heads[:, :6].transpose(0, 1)[None], before[:, :2].transpose(0, 1)[None], before[:, 2:].transpose(0, 1)[None],
@@ -112,8 +112,7 @@ def test_attention_reads_rounded_keys_and_values_of_its_own_step_too(model, kv, 
 def test_rounding_of_the_cache_shows(model):
     ids = tiny.tokens(96)
     exact, half, brain = (tiny.logits(opened(model, kv), ids) for kv in ("f32", "f16", "bf16"))
-    assert 1e-5 < np.abs(half - exact).max() < 1e-2
-    assert np.abs(half - exact).max() < np.abs(brain - exact).max() < 1e-1
+    assert 1e-4 < np.abs(half - exact).max() < np.abs(brain - exact).max() / 3 < 0.1  # 11 bits against 8
     stored = opened(model, "f16")
     traced = stored.trace(tiny.batch([(ids, 0, [0, 1, 2])]))
     k = traced["layers.1.attention.rotate"].reshape(len(ids), -1, 8)[:, 6:8]

@@ -82,10 +82,10 @@ def their_logits(model, ids: np.ndarray) -> np.ndarray:
 
 
 def plan(backend: str = "reference", kv_cache_dtype: str = "f32", num_blocks: int = 32, **changed) -> Plan:
-    settings = dict(
-        backend=backend, kv_cache_dtype=kv_cache_dtype, block_size=BLOCK_SIZE, num_blocks=num_blocks, max_model_len=4096,
-        max_num_seqs=32, max_num_batched_tokens=1024, threads=2, isa="", reasons={},
-    )  # fmt: skip
+    settings = {
+        "backend": backend, "kv_cache_dtype": kv_cache_dtype, "block_size": BLOCK_SIZE, "num_blocks": num_blocks,
+        "max_model_len": 4096, "max_num_seqs": 32, "max_num_batched_tokens": 1024, "threads": 2, "isa": "", "reasons": {},
+    }  # fmt: skip
     return Plan(**settings | changed)
 
 
