@@ -15,19 +15,6 @@ namespace {
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kExcluded = -std::numeric_limits<float>::infinity();
 
-struct Kept {
-    int32_t id;
-    float logit;
-    double odds;  // exp(logit − maximum)
-};
-
-// Work space of one thread.
-struct Scratch {
-    std::vector<float> logits, ordered;
-    std::vector<int32_t> counts;  // all zero between rows
-    std::vector<Kept> kept, heap;
-};
-
 // Lowest id of the largest logit; -1 if a logit is NaN or the largest is not finite.
 int32_t argmax(const float *logits, int vocab) {
     int32_t best = 0;
@@ -43,7 +30,41 @@ float scaled(float logit, float factor) {
     return logit == kExcluded ? logit : std::clamp(logit / factor, -kLargest, kLargest);
 }
 
-void penalize(float *logits, const Sampling &p, int row, Scratch &scratch) {
+// True where the id is simply the argmax.
+bool plain(const Sampling &p, int row) {
+    const bool penalties = p.repetition[row] != 1.0f || p.frequency[row] != 0.0f || p.presence[row] != 0.0f;
+    return p.banned_starts[row] == p.banned_starts[row + 1] && !penalties && !(p.temperature[row] > 0);
+}
+
+int32_t draw(const std::vector<Kept> &kept, double u) {
+    double total = 0.0, sum = 0.0;
+    for (const Kept &token : kept) total += token.odds;
+    const double target = u * total;  // below the total also after rounding, because u is at most 1 − 2^-53
+    for (const Kept &token : kept)
+        if ((sum += token.odds) > target) return token.id;
+    return kept.back().id;
+}
+
+void check_ranges(const int32_t *starts, int rows, const int32_t *ids, int64_t total, int vocab, const char *what) {
+    bool fits = starts[0] == 0 && starts[rows] == total;
+    for (int i = 0; i < rows; ++i) fits &= starts[i] <= starts[i + 1];
+    for (int64_t i = 0; fits && i < total; ++i) fits &= ids[i] >= 0 && ids[i] < vocab;
+    if (!fits) throw std::invalid_argument(std::string(what) + " ids or their ranges are outside their arrays");
+}
+
+}  // namespace
+
+void check(const Sampling &p, int64_t history, int64_t banned) {
+    check_ranges(p.history_starts, p.rows, p.history, history, p.vocab, "history");
+    check_ranges(p.banned_starts, p.rows, p.banned, banned, p.vocab, "banned");
+    for (int i = 0; i < p.rows; ++i) {
+        // a row that needs no history has none, whatever its prompt's length
+        const int length = p.history_starts[i + 1] - p.history_starts[i];
+        if (length > 0 && (p.prompt_lengths[i] < 0 || p.prompt_lengths[i] > length)) throw std::invalid_argument("a prompt is longer than its history");
+    }
+}
+
+void Sampler::penalize(float *logits, const Sampling &p, int row, Scratch &scratch) {
     const int32_t *begin = p.history + p.history_starts[row], *end = p.history + p.history_starts[row + 1];
     if (begin == end) return;
     const int32_t *answer = begin + p.prompt_lengths[row];
@@ -71,7 +92,7 @@ void penalize(float *logits, const Sampling &p, int row, Scratch &scratch) {
 }
 
 // The tokens that top_k keeps, by ascending id, with their odds. top_k and min_p commute: both keep a beginning of one order.
-void keep_candidates(const float *logits, float highest, int vocab, int top_k, double min_p, Scratch &scratch) {
+void Sampler::keep_candidates(const float *logits, float highest, int vocab, int top_k, double min_p, Scratch &scratch) {
     float border = kExcluded;
     int64_t equal = vocab;
     if (top_k > 0 && top_k < vocab) {
@@ -89,7 +110,7 @@ void keep_candidates(const float *logits, float highest, int vocab, int top_k, d
     }
 }
 
-void keep_nucleus(double top_p, Scratch &scratch) {
+void Sampler::keep_nucleus(double top_p, Scratch &scratch) {
     std::vector<Kept> &kept = scratch.kept, &heap = scratch.heap;
     double total = 0.0;
     for (const Kept &token : kept) total += token.odds;
@@ -110,27 +131,17 @@ void keep_nucleus(double top_p, Scratch &scratch) {
     kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const Kept &token) { return later(token, last); }), kept.end());
 }
 
-int32_t draw(const std::vector<Kept> &kept, double u) {
-    double total = 0.0, sum = 0.0;
-    for (const Kept &token : kept) total += token.odds;
-    const double target = u * total;  // below the total also after rounding, because u is at most 1 − 2^-53
-    for (const Kept &token : kept)
-        if ((sum += token.odds) > target) return token.id;
-    return kept.back().id;
-}
-
-int32_t sample_row(const float *logits, const Sampling &p, int row, Scratch &scratch) {
+int32_t Sampler::sample_row(const float *logits, const Sampling &p, int row, Scratch &scratch) {
     const int32_t *banned = p.banned + p.banned_starts[row], *banned_end = p.banned + p.banned_starts[row + 1];
     const float temperature = p.temperature[row];
-    const bool penalties = p.repetition[row] != 1.0f || p.frequency[row] != 0.0f || p.presence[row] != 0.0f;
-    if (banned == banned_end && !penalties && !(temperature > 0)) return argmax(logits, p.vocab);
+    if (plain(p, row)) return argmax(logits, p.vocab);
     scratch.logits.assign(logits, logits + p.vocab);
     float *x = scratch.logits.data();
     // a row with NaN or +inf yields no token, even where that token is banned afterwards or moved by a penalty
     for (int i = 0; i < p.vocab; ++i)
         if (!(x[i] < std::numeric_limits<float>::infinity())) return -1;
     for (; banned < banned_end; ++banned) x[*banned] = kExcluded;
-    if (penalties) penalize(x, p, row, scratch);
+    penalize(x, p, row, scratch);
     const int32_t best = argmax(x, p.vocab);
     if (best < 0 || !(temperature > 0)) return best;
     if (temperature != 1.0f)
@@ -140,37 +151,35 @@ int32_t sample_row(const float *logits, const Sampling &p, int row, Scratch &scr
     return draw(scratch.kept, uniform(p.seed[row], uint32_t(p.position[row]), uint32_t(p.index[row]), 0));
 }
 
-void check_ranges(const int32_t *starts, int rows, const int32_t *ids, int64_t total, int vocab, const char *what) {
-    bool fits = starts[0] == 0 && starts[rows] == total;
-    for (int i = 0; i < rows; ++i) fits &= starts[i] <= starts[i + 1];
-    for (int64_t i = 0; fits && i < total; ++i) fits &= ids[i] >= 0 && ids[i] < vocab;
-    if (!fits) throw std::invalid_argument(std::string(what) + " ids or their ranges are outside their arrays");
-}
-
-}  // namespace
-
-void check(const Sampling &p, int64_t history, int64_t banned) {
-    check_ranges(p.history_starts, p.rows, p.history, history, p.vocab, "history");
-    check_ranges(p.banned_starts, p.rows, p.banned, banned, p.vocab, "banned");
-    for (int i = 0; i < p.rows; ++i) {
-        // a row that needs no history has none, whatever its prompt's length
-        const int length = p.history_starts[i + 1] - p.history_starts[i];
-        if (length > 0 && (p.prompt_lengths[i] < 0 || p.prompt_lengths[i] > length)) throw std::invalid_argument("a prompt is longer than its history");
+// Threads must not allocate: what can be needed is reserved before they begin.
+void Sampler::reserve(int vocab, int threads) {
+    scratch_.resize(threads);
+    for (Scratch &space : scratch_) {
+        space.counts.resize(vocab);
+        space.logits.reserve(vocab);
+        space.ordered.reserve(vocab);
+        space.kept.reserve(vocab);
+        space.heap.reserve(vocab);
     }
 }
 
-void sample(const float *logits, int64_t stride, const Sampling &p, int32_t *ids, Pool &pool) {
-    std::vector<Scratch> scratch(pool.size());
-    for (Scratch &space : scratch) {
-        space.counts.resize(p.vocab);
-        space.logits.reserve(p.vocab);
-        space.ordered.reserve(p.vocab);
-        space.kept.reserve(p.vocab);
-        space.heap.reserve(p.vocab);
-    }
+size_t Sampler::bytes() const {
+    size_t bytes = 0;
+    for (const Scratch &space : scratch_)
+        bytes += (space.logits.capacity() + space.ordered.capacity() + space.counts.capacity()) * 4 +
+                 (space.kept.capacity() + space.heap.capacity()) * sizeof(Kept);
+    return bytes;
+}
+
+void Sampler::sample(const float *logits, int64_t stride, const Sampling &p, int32_t *ids, Pool &pool) {
+    bool all_plain = true;
+    for (int row = 0; row < p.rows; ++row) all_plain &= p.skip[row] || plain(p, row);
+    if (!all_plain) reserve(p.vocab, pool.size());
+    Scratch none;
     pool.run([&](int thread) {
+        Scratch &scratch = all_plain ? none : scratch_[thread];
         for (int row = thread; row < p.rows; row += pool.size())
-            ids[row] = p.skip[row] ? -1 : sample_row(logits + row * stride, p, row, scratch[thread]);
+            ids[row] = p.skip[row] ? -1 : sample_row(logits + row * stride, p, row, scratch);
     });
 }
 

@@ -197,7 +197,6 @@ void Session::seal() {
     require(selected && ops_.back().width == shape_.vocab, "the last op must leave logits of the selected rows");
     for (Buffer &buffer : buffers_) {
         buffer.memory = Memory(rows_bytes(buffer.wanted_only ? 1 : shape_.max_rows, buffer.width));
-        std::memset(buffer.memory.data(), 0, buffer.memory.bytes());
         buffer.rows = rows_in(buffer.memory, buffer.width);
     }
     activations_ = Memory(activations);
@@ -216,11 +215,11 @@ void Session::draw(Sampling parameters, int32_t *ids) {
     require(parameters.rows == wanted_rows_, "parameters must be of the rows that the last step wanted");
     parameters.vocab = shape_.vocab;
     const Rows &logits = buffers_[logits_].rows;
-    sample(logits.data, logits.stride, parameters, ids, pool_);
+    sampler_.sample(logits.data, logits.stride, parameters, ids, pool_);
 }
 
 MemoryUse Session::memory() const {
-    MemoryUse use{0, 0, activations_.bytes() + partials_.bytes() + sequence_.size() * sizeof(int32_t)};
+    MemoryUse use{0, 0, activations_.bytes() + partials_.bytes() + sampler_.bytes() + sequence_.size() * sizeof(int32_t)};
     for (const auto &matrix : matrices_) use.weights += matrix.memory.bytes();
     for (const auto &vector : vectors_) use.weights += vector.memory.bytes();
     for (const auto &cache : caches_) use.kv += cache.keys.bytes() + cache.values.bytes();

@@ -136,7 +136,8 @@ private:
     int wanted_rows_ = 0;
     int window_ = 0;  // the widest; 0 where an op sees all keys
     Memory activations_, partials_;
-    std::vector<int32_t> sequence_;
+    std::vector<int32_t> sequence_;  // (max_rows,)
+    Sampler sampler_;
     Pool pool_;
 };
 

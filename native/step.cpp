@@ -24,6 +24,25 @@ void require(bool holds, const char *what) {
     if (!holds) throw std::invalid_argument(what);
 }
 
+// How threads share a product: by blocks of outputs, so that each weight is read once, and by rows too where blocks alone would
+// leave threads idle.
+struct Grid {
+    int rows, columns;
+};
+Grid grid_for(int rows, int64_t blocks, int threads) {
+    Grid best{1, threads};
+    int64_t least = INT64_MAX;
+    for (int r = 1; r <= threads; ++r) {
+        if (threads % r != 0) continue;
+        const int64_t columns = threads / r, longest = ((rows + r - 1) / r) * ((blocks + columns - 1) / columns);
+        if (longest < least) {
+            best = {r, int(columns)};
+            least = longest;
+        }
+    }
+    return best;
+}
+
 }  // namespace
 
 // Whatever the arrays hold, nothing outside the session's memory is touched once this has passed.
@@ -152,17 +171,20 @@ void Session::apply(const Linear &op, const Current &current, int thread) {
         kernels_.matrix->quantize(src.data, size_t(src.stride), int(part.begin), int(part.end), activations);
         pool_.barrier();
     }
-    const Share part = share(blocks, thread, pool_.size());
-    int64_t base = 0, column = 0;
+    const Grid grid = grid_for(current.rows, blocks, pool_.size());
+    const Share rows = share(current.rows, thread / grid.columns, grid.rows), part = share(blocks, thread % grid.columns, grid.columns);
+    if (rows.begin == rows.end) return;
+    int64_t base = 0;
+    float *out = dst.row(rows.begin);
     for (size_t i = 0; i < op.weights.size(); ++i) {
         const Matrix &w = matrices_[op.weights[i]].matrix;
         const int64_t begin = std::max(part.begin - base, int64_t(0)), end = std::min(part.end - base, int64_t(w.blocks()));
         const float *bias = op.biases[i] < 0 ? nullptr : vectors_[op.biases[i]].memory.as<float>();
-        if (begin < end && current.rows > 0)
-            kernels_.matrix->linear(w, activations, src.data, size_t(src.stride), current.rows, dst.data + column, size_t(dst.stride),
-                                    int(begin), int(end), bias, op.accumulate);
+        if (begin < end)
+            kernels_.matrix->linear(w, activations.from(int(rows.begin)), src.row(rows.begin), size_t(src.stride), int(rows.end - rows.begin), out,
+                                    size_t(dst.stride), int(begin), int(end), bias, op.accumulate);
         base += w.blocks();
-        column += w.n;
+        out += w.n;
     }
 }
 
