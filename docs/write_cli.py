@@ -70,9 +70,13 @@ def page() -> str:
     """The text of docs/cli.md."""
     parts = [INTRODUCTION.rstrip()]
     parts += [command(name) for name in registry.names("cli")]
-    parts += ["## Model and engine options\n\nThe keywords of `LLM(…)` are the same, with underscores.", table(_flags.model_flags())]
-    parts += ["## Sampling options\n\nThe fields of `SamplingParams`. `run` and `chat` leave `--max-tokens` open: up to the context."]
-    parts += [table(_flags.sampling_flags())]
+    parts += [
+        "## Model and engine options",
+        "The keywords of `LLM(…)` are the same, with underscores.",
+        table(_flags.model_flags()),
+    ]
+    sampling = "The fields of `SamplingParams`. `run` and `chat` leave `--max-tokens` open: up to the context."
+    parts += ["## Sampling options", sampling, table(_flags.sampling_flags())]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,6 +1,7 @@
 """Perplexity of a text: the measure of what a format or a backend costs.
 
-Windows do not overlap, and the second half of each is scored, as llama.cpp's perplexity tool does it; values are comparable with its.
+Windows do not overlap, and the second half of each is scored, as llama.cpp's perplexity tool does it, so values can be compared
+with its.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def perplexity(
 ) -> Perplexity:
     """Scores `ids` (a sequence of token ids) with an idle session, whose cache blocks 0 … are overwritten.
 
-    Position p of a window predicts token p + 1; window/2 ≤ p ≤ window − 2 are scored. Tokens after the last whole window are not used.
+    Position p of a window predicts token p + 1; window/2 ≤ p ≤ window − 2 are scored. Tokens after the last whole window are not
+    used.
 
     Args:
         progress: called after each window with (windows done, windows, perplexity so far).

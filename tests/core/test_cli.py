@@ -135,7 +135,11 @@ def test_a_flag_is_the_same_in_every_command():
         for action in cli.parser(name)._actions:
             for flag in action.option_strings:
                 if flag.removeprefix("--").replace("-", "_") in {f.name for f in fields(Options)}:
-                    assert seen.setdefault(flag, (action.dest, action.help, action.nargs)) == (action.dest, action.help, action.nargs)
+                    assert seen.setdefault(flag, (action.dest, action.help, action.nargs)) == (
+                        action.dest,
+                        action.help,
+                        action.nargs,
+                    )
     assert "--kv-cache-memory" in seen
 
 
@@ -218,7 +222,9 @@ def test_run_streams_the_answer_and_ends_with_the_summary_on_stderr(capsys, fake
     out, err = capsys.readouterr()
     assert out == "one two three four five\n"
     assert err.count("\n") == 1
-    assert "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s, 0.0 GB/s weights and cache), first token after 0.500 s" in err
+    assert (
+        "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s, 0.0 GB/s weights and cache), first token after 0.500 s" in err
+    )
     assert "peak memory" in err or _meter.peak_memory() is None
     assert fake.made[0].prompts == [[{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b c"}]]
 
@@ -295,7 +301,20 @@ def test_chat_keeps_the_history_and_ends_with_the_summary(monkeypatch, capsys, f
 
 def test_chat_commands(monkeypatch, capsys, fake, tmp_path):
     file = tmp_path / "talk.md"
-    lines = ["/help", "hello", f"/save {file}", "/reset", "again", "/system be kind", "third", "/system", "fourth", "/nonsense", "/exit", "never"]
+    lines = [
+        "/help",
+        "hello",
+        f"/save {file}",
+        "/reset",
+        "again",
+        "/system be kind",
+        "third",
+        "/system",
+        "fourth",
+        "/nonsense",
+        "/exit",
+        "never",
+    ]
     _, err = talk(monkeypatch, capsys, *lines)
     said = [[m["content"] for m in messages] for messages in fake.made[0].prompts]
     assert said == [["hello"], ["again"], ["be kind", "third"], ["fourth"]]
@@ -330,11 +349,15 @@ def test_a_refused_turn_leaves_no_trace(monkeypatch, capsys, fake):
 
 
 def test_chat_says_that_the_context_is_full(monkeypatch, capsys, fake):
-    monkeypatch.setattr(FakeLLM, "_output", lambda self, *_: types.SimpleNamespace(
-        finish_reason="length",
-        usage=types.SimpleNamespace(prompt_tokens=1, completion_tokens=5, cached_tokens=0),
-        timings=types.SimpleNamespace(first_token_s=1.0, decode_s=1.0),
-    ))
+    monkeypatch.setattr(
+        FakeLLM,
+        "_output",
+        lambda self, *_: types.SimpleNamespace(
+            finish_reason="length",
+            usage=types.SimpleNamespace(prompt_tokens=1, completion_tokens=5, cached_tokens=0),
+            timings=types.SimpleNamespace(first_token_s=1.0, decode_s=1.0),
+        ),
+    )
     _, err = talk(monkeypatch, capsys, "hello")
     assert "the context is full" in err
     _, err = talk(monkeypatch, capsys, "hello", argv=("--max-tokens", "3"))
@@ -398,11 +421,15 @@ def expected(table, ids, window, bos=None):
 def test_perplexity_is_the_definitions_however_windows_are_cut_into_steps(window, max_rows, max_wanted):
     session, ids = Bigram(50), np.random.default_rng(0).integers(0, 50, 131)
     steps = []
-    found = perplexity.perplexity(session, ids, window, lambda *a: steps.append(a), block_size=16, max_rows=max_rows, max_wanted=max_wanted)
+    found = perplexity.perplexity(
+        session, ids, window, lambda *a: steps.append(a), block_size=16, max_rows=max_rows, max_wanted=max_wanted
+    )
     value, tokens, error = expected(session.table, ids, window)
     assert found.tokens == tokens and found.windows == len(ids) // window
     assert found.value == pytest.approx(value, rel=1e-9) and found.stderr == pytest.approx(error, rel=1e-6)
-    assert [s[:2] for s in steps] == [(w + 1, found.windows) for w in range(found.windows)] and steps[-1][2] == pytest.approx(value)
+    assert [s[:2] for s in steps] == [(w + 1, found.windows) for w in range(found.windows)] and steps[-1][2] == pytest.approx(
+        value
+    )
     for batch in session.batches:
         assert len(batch.tokens) <= max_rows and len(batch.wanted) <= max_wanted and batch.want_logits.all()
         assert batch.starts.tolist() == [0, len(batch.tokens)] and batch.tokens.dtype == batch.positions.dtype == np.int32
@@ -443,7 +470,9 @@ def opened(monkeypatch, tmp_path):
     spec = llama.describe(llama.TINY[0])
     infos = {n: describe(n, shape, "f32" if len(shape) == 1 else "f16") for n, shape in parameters(spec).items()}
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.chat_template": "x"}
-    made = types.SimpleNamespace(spec=spec, weights=types.SimpleNamespace(infos=infos), metadata=metadata, path=tmp_path, close=lambda: None)
+    made = types.SimpleNamespace(
+        spec=spec, weights=types.SimpleNamespace(infos=infos), metadata=metadata, path=tmp_path, close=lambda: None
+    )
     monkeypatch.setattr(resolve, "resolve", lambda model, options: tmp_path)
     monkeypatch.setattr(weights, "open_model", lambda path: made)
     return made
@@ -458,7 +487,9 @@ def test_info_tells_sizes_formats_plan_and_backends(capsys, opened):
     assert "gpt2, smollm; has a chat template" in out
     lines = [line.split(None, 2) for line in out.splitlines()]
     assert ["num_blocks", "7", "num_blocks as asked"] in lines and ["max_model_len", "32", "as asked"] in lines
-    assert [line.split()[0] for line in out.split("\nbackends\n")[1].splitlines() if line[2] != " "] == list(registry.names("backends"))
+    assert [line.split()[0] for line in out.split("\nbackends\n")[1].splitlines() if line[2] != " "] == list(
+        registry.names("backends")
+    )
 
 
 def test_info_says_why_there_is_no_plan(capsys, opened):
@@ -484,7 +515,7 @@ def test_info_of_a_folder_without_a_template(opened, tmp_path):
 
 
 def test_version_is_the_projects_and_needs_nothing_heavy():
-    code = "import sys; from nano_vllm import cli; code = cli.main(['--version']); print(sorted({m.split('.')[0] for m in sys.modules})); sys.exit(code)"
+    code = "import sys; from nano_vllm import cli; cli.main(['--version']); print({m.split('.')[0] for m in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     line, loaded = done.stdout.splitlines()
     assert done.returncode == 0 and line == f"nano-vllm {version()}"

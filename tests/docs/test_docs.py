@@ -61,7 +61,9 @@ def test_only_known_languages():
     "code", [pytest.param(text, id=f"{page.name}: block {i}") for i, (page, kind, text) in enumerate(BLOCKS) if kind == "python"]
 )
 def test_python_blocks_run(code, environment, tmp_path):
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -69,7 +71,13 @@ def test_python_blocks_run(code, environment, tmp_path):
 @pytest.mark.parametrize("line", lines("bash", built=False))
 def test_bash_lines_run(line, environment):
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", line], env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+        ["bash", "-euo", "pipefail", "-c", line],
+        env=environment,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

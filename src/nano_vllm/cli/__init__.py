@@ -39,8 +39,12 @@ def parser(command: str) -> Parser:
     module = registry.load("cli", command)
     made = Parser(prog=f"nano-vllm {command}", description=module.HELP, allow_abbrev=False)
     module.add_arguments(made)
-    words = [f"[{a.metavar or a.dest}]" if a.nargs in ("?", "*") else a.metavar or a.dest for a in made._actions if not a.option_strings]
-    made.usage = " ".join([made.prog, "[options]", *words])
+    words = ["[options]"]
+    for action in made._actions:
+        if not action.option_strings:
+            name = action.metavar or action.dest
+            words.append(f"[{name}]" if action.nargs in ("?", "*") else name)
+    made.usage = " ".join([made.prog, *words])
     return made
 
 

@@ -15,7 +15,8 @@ def decode(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise OptionError(f"{name} is not UTF-8 text", f"byte {error.start} cannot be decoded", "Convert it first (iconv).") from None
+        why = f"byte {error.start} cannot be decoded"
+        raise OptionError(f"{name} is not UTF-8 text", why, "Convert it first (iconv).") from None
 
 
 def read_file(path: str) -> str:
@@ -36,8 +37,7 @@ def read_stdin() -> str:
         return ""
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return ""
-    text = decode(sys.stdin.buffer.read(), "stdin")
-    return text[:-1] if text.endswith("\n") else text
+    return decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
 
 
 def prompt(argument: str | None) -> str:

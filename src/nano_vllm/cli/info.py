@@ -15,7 +15,8 @@ WIDTH = 26
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="model", help="alias, Hugging Face id, folder or .gguf file; the same as --model")
+    text = "alias, Hugging Face id, folder or .gguf file; the same as --model"
+    parser.add_argument("name", nargs="?", metavar="model", help=text)
     _flags.add(parser, "model and engine", _flags.model_flags())
 
 

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def progress(done: int, total: int, value: float) -> None:
     """One line that is overwritten, where stderr is a terminal."""
     if sys.stderr.isatty():
-        print(f"\rwindow {done} of {total}, perplexity {value:.4f} ", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        end = "\n" if done == total else ""
+        print(f"\rwindow {done} of {total}, perplexity {value:.4f} ", end=end, file=sys.stderr, flush=True)
 
 
 def main(args: argparse.Namespace) -> int:
