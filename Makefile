@@ -32,7 +32,7 @@ install: $(STAMPS)/project  ## the project, into .venv
 model: install  ## the default model, into the cache folder
 	$(BIN)/nano-vllm pull smollm2
 
-sanitize: $(STAMPS)/build  ## the native part under the address and undefined-behaviour sanitizers
+sanitize: install $(STAMPS)/dev  ## the native part under the address and undefined-behaviour sanitizers
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash native/sanitize.sh
 
 bench: install  ## side by side with llama-cpp-python, which this builds (minutes)
