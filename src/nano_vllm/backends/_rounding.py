@@ -14,11 +14,13 @@ GROUP = 32  # columns of an activation that share a scale
 def quantize_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """x (rows, K) -> whole numbers −127 to 127 (rows, K/32, 32) and scales (rows, K/32), both float32.
 
-    Per row and 32 columns: scale = absmax / 127, q = rint(x · (127 / absmax)), ties to even; all zeros have the scale 0.
+    Per row and 32 columns: scale = absmax / 127, q = rint(x · (127 / absmax)), ties to even; under 2^-119, where 127 / absmax
+    may not be finite, all count as zeros, which have the scale 0.
     """
     groups = x.reshape(len(x), -1, GROUP)
     absmax = np.abs(groups).max(axis=-1)
-    inverse = np.divide(np.float32(127), absmax, out=np.zeros_like(absmax), where=absmax > 0)
+    absmax[absmax < np.float32(2.0**-119)] = 0
+    inverse = np.divide(np.float32(127), absmax, out=np.zeros_like(absmax), where=absmax != 0)
     return np.rint(groups * inverse[..., None]), absmax / np.float32(127)
 
 
