@@ -29,6 +29,6 @@ def modules(folder: str) -> dict[str, ModuleType]:
 
 
 def nearest(word: str, known) -> str:
-    """`, did you mean 'x'?` or an empty string."""
+    """`Did you mean 'x'?`, the mend of an unknown name, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else ""
+    return f"Did you mean {close[0]!r}?" if close else ""
