@@ -1,4 +1,5 @@
-// Attention over the paged cache, the same arithmetic for prefill and decode: the result of a query depends on its own keys alone.
+// Attention over the paged cache, the same arithmetic for prefill and decode: the result of a query depends on its own keys
+// alone.
 //
 // Keys are split at absolute positions into splits of 256. Within a split
 //   s = (chain of fma over d ascending, from zero, of k[d] · q[d]) · scale            lanes are keys
@@ -11,190 +12,9 @@
 
 #include <cstdint>
 
-#include "elementwise.h"
-#include "kernels.h"
-#include "simd.h"
+#include "attention_split.h"
 
 namespace nano::NANO_ISA {
-
-constexpr float kNone = -__builtin_inff();
-constexpr int kSplit = 256;
-constexpr int kTile = 6;        // query rows computed together: they share every load and conversion of keys and values
-#ifdef __AVX512F__
-constexpr int kWide = 2;  // vectors of a value held in registers for each query row
-#else
-constexpr int kWide = 1;
-#endif
-constexpr int kMaxHead = 256;
-constexpr int kSplitTiles = kSplit / 16;
-
-// Query rows of one sequence and kv head: row-major over (row, head of the group).
-struct QueryTile {
-    int count;
-    const float *q[kTile];
-    float *out[kTile];
-    int begin[kTile], end[kTile];  // keys seen: [begin, end)
-    int sequence, kv_head;
-};
-
-// A split's result for each query row; empty where l is zero.
-struct SplitResult {
-    float m[kTile], l[kTile];
-    alignas(64) float acc[kTile][kMaxHead];
-};
-
-template <class T>
-struct SplitKeys {
-    const T *keys[kSplitTiles];
-    const T *values[kSplitTiles];
-};
-
-template <class T>
-inline SplitKeys<T> split_keys(const AttendTask &task, const QueryTile &tile, int start, int end) {
-    SplitKeys<T> out;
-    const CacheView &cache = task.cache;
-    const int32_t *table = task.step->blocks + int64_t(tile.sequence) * task.step->max_blocks;
-    for (int t = 0, key = start; key < end; ++t, key += 16) {
-        const int64_t block = table[key / cache.block_size];
-        if (block < 0) {  // behind every window: given back, and in no query's range
-            out.keys[t] = out.values[t] = nullptr;
-            continue;
-        }
-        const int slot = key % cache.block_size;
-        out.keys[t] = static_cast<const T *>(cache.keys) + cache.key_tile(block, tile.kv_head, slot);
-        out.values[t] = static_cast<const T *>(cache.values) + cache.value(block, tile.kv_head, slot);
-    }
-    return out;
-}
-
-// s[r] = scale · (q[r] · k) for 16 keys.
-template <class T, int R>
-inline void scores(const T *keys, const float *const *q, int head_size, float scale, float (*s)[kSplit], int column) {
-    f32x16 sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = zero();
-    for (int d = 0; d < head_size; ++d) {
-        const f32x16 k = load_as_f32(keys + 16 * d);
-        for (int r = 0; r < R; ++r) sum[r] = fma(k, set1(q[r][d]), sum[r]);
-    }
-    for (int r = 0; r < R; ++r) store(s[r] + column, sum[r] * set1(scale));
-}
-
-// acc[r][d] += p[r][key] · v[key][d] over keys [begin, end) of the split, ascending; D vectors of d at a time stay in registers.
-template <class T, int R, int D>
-inline void weigh(const SplitKeys<T> &split, int begin, int end, const float *const *p, float *const *acc, int head_size, int d) {
-    f32x16 sum[R][D];
-    for (int r = 0; r < R; ++r)
-        for (int i = 0; i < D; ++i) sum[r][i] = load(acc[r] + d + 16 * i);
-    for (int key = begin; key < end; ++key) {
-        const T *v = split.values[key >> 4] + int64_t(key & 15) * head_size + d;
-        f32x16 value[D];
-        for (int i = 0; i < D; ++i) value[i] = load_as_f32(v + 16 * i);
-        for (int r = 0; r < R; ++r)
-            for (int i = 0; i < D; ++i) sum[r][i] = fma(set1(p[r][key]), value[i], sum[r][i]);
-    }
-    for (int r = 0; r < R; ++r)
-        for (int i = 0; i < D; ++i) store(acc[r] + d + 16 * i, sum[r][i]);
-}
-
-template <class T, int R>
-inline void weigh_rows(const SplitKeys<T> &split, int begin, int end, const float *const *p, float *const *acc, int head_size) {
-    if (begin >= end) return;
-    int d = 0;
-    if constexpr (kWide == 2)
-        for (; d + 16 < head_size; d += 32) weigh<T, R, 2>(split, begin, end, p, acc, head_size, d);
-    for (; d < head_size; d += 16) weigh<T, R, 1>(split, begin, end, p, acc, head_size, d);
-}
-
-template <int N>
-struct Count {
-    static constexpr int value = N;
-};
-
-// Calls f with a compile-time count of 1 to kTile.
-template <class F>
-inline void with_count(int count, F &&f) {
-    static_assert(kTile == 6);
-    switch (count) {
-        case 1: f(Count<1>()); break;
-        case 2: f(Count<2>()); break;
-        case 3: f(Count<3>()); break;
-        case 4: f(Count<4>()); break;
-        case 5: f(Count<5>()); break;
-        case 6: f(Count<6>()); break;
-    }
-}
-
-// x where the lanes' columns k, k + 1, … lie in [begin, end), else `other`.
-NANO_INLINE f32x16 keep(int k, int begin, int end, f32x16 x, f32x16 other) {
-    if (begin > k) x = select(first(begin - k), other, x);
-    if (end < k + 16) x = select(first(end - k), x, other);
-    return x;
-}
-
-// Scores of keys [begin, end) (relative to the split) to probabilities in place; m and l.
-inline void soften(float *s, int begin, int end, float *m, float *l) {
-    const f32x16 none = set1(kNone);
-    f32x16 top = none;
-    const int first = begin & ~15;
-    for (int k = first; k < end; k += 16)
-        top = max(top, keep(k, begin, end, load(s + k), none));
-    const float highest = reduce_max(top);
-    const f32x16 shift = set1(highest);
-    f32x16 total = zero();
-    for (int k = first; k < end; k += 16) {
-        const f32x16 p = keep(k, begin, end, exp(load(s + k) - shift), zero());
-        store(s + k, p);
-        total = total + p;
-    }
-    *m = highest;
-    *l = reduce_add(total);
-}
-
-// One split of 256 keys from `start` for all query rows of a tile.
-template <class T>
-inline void attend_split(const AttendTask &task, const QueryTile &tile, int start, SplitResult &out) {
-    const int head_size = task.cache.head_size;
-    alignas(64) float s[kTile][kSplit];
-    int begin[kTile], end[kTile], low = kSplit, high = 0;
-    int common_begin = 0, common_end = kSplit, active = 0;
-    const float *p[kTile];
-    float *acc[kTile];
-    int rows[kTile];
-    for (int r = 0; r < tile.count; ++r) {
-        begin[r] = tile.begin[r] > start ? tile.begin[r] - start : 0;
-        end[r] = tile.end[r] < start + kSplit ? tile.end[r] - start : kSplit;
-        out.l[r] = 0.0f;
-        out.m[r] = kNone;
-        if (begin[r] >= end[r]) continue;
-        low = begin[r] < low ? begin[r] : low;
-        high = end[r] > high ? end[r] : high;
-        common_begin = begin[r] > common_begin ? begin[r] : common_begin;
-        common_end = end[r] < common_end ? end[r] : common_end;
-        p[active] = s[r];
-        acc[active] = out.acc[r];
-        rows[active++] = r;
-    }
-    if (active == 0) return;
-    const SplitKeys<T> split = split_keys<T>(task, tile, start, start + high);
-    with_count(tile.count, [&](auto count) {
-        for (int k = low & ~15; k < high; k += 16)
-            scores<T, decltype(count)::value>(split.keys[k >> 4], tile.q, head_size, task.scale, s, k);
-    });
-    if (common_begin > common_end) common_begin = common_end = kSplit;  // windows that do not meet: every key by itself
-    for (int i = 0; i < active; ++i) {
-        const int r = rows[i];
-        soften(s[r], begin[r], end[r], &out.m[r], &out.l[r]);
-        for (int d = 0; d < head_size; d += 16) store(out.acc[r] + d, zero());
-        weigh_rows<T, 1>(split, begin[r], common_begin < end[r] ? common_begin : end[r], p + i, acc + i, head_size);
-    }
-    with_count(active, [&](auto count) {
-        weigh_rows<T, decltype(count)::value>(split, common_begin, common_end, p, acc, head_size);
-    });
-    for (int i = 0; i < active; ++i) {
-        const int r = rows[i];
-        weigh_rows<T, 1>(split, common_end > begin[r] ? common_end : begin[r], end[r], p + i, acc + i, head_size);
-    }
-}
 
 // State of a query row over the splits merged so far.
 struct Merged {
@@ -291,7 +111,8 @@ inline void attend_each_split(const AttendTask &task, int thread, int threads) {
     for_each_tile(task, 0, 1, [&](int64_t unit, const QueryTile &tile) {
         for (int split = first_key(tile) / kSplit; split * kSplit < tile.end[tile.count - 1]; ++split)
             if ((unit + split) % threads == thread)
-                attend_split<T>(task, tile, split * kSplit, static_cast<SplitResult *>(task.partials)[unit * task.splits + split]);
+                attend_split<T>(task, tile, split * kSplit,
+                                static_cast<SplitResult *>(task.partials)[unit * task.splits + split]);
     });
 }
 
@@ -314,9 +135,8 @@ inline void attend_splits(const AttendTask &task, int thread, int threads) {
 inline void attend_merge(const AttendTask &task, int thread, int threads) {
     const SplitResult *partials = static_cast<const SplitResult *>(task.partials);
     for_each_tile(task, thread, threads, [&](int64_t unit, const QueryTile &tile) {
-        merge_splits(tile, task.cache.head_size, [&](int split, SplitResult &) -> const SplitResult & {
-            return partials[unit * task.splits + split];
-        });
+        merge_splits(tile, task.cache.head_size,
+                     [&](int split, SplitResult &) -> const SplitResult & { return partials[unit * task.splits + split]; });
     });
 }
 

@@ -42,8 +42,9 @@ CacheType cache_type(const std::string &name) {
 }
 
 Format format(const std::string &name) {
-    return by_name<Format>(name, {{"f32", Format::f32}, {"f16", Format::f16}, {"bf16", Format::bf16}, {"q8", Format::q8}, {"q4", Format::q4}},
-                           "weight format");
+    return by_name<Format>(
+        name, {{"f32", Format::f32}, {"f16", Format::f16}, {"bf16", Format::bf16}, {"q8", Format::q8}, {"q4", Format::q4}},
+        "weight format");
 }
 
 Activation activation(const std::string &name) {
@@ -54,7 +55,8 @@ Activation activation(const std::string &name) {
 Plane plane(const std::optional<Plane2> &array, int n, int64_t groups, int64_t bytes, const char *name) {
     require(array.has_value(), std::string("the plane ") + name + " is missing");
     const int64_t item = array->dtype().bits / 8, row = int64_t(array->shape(1)) * item;
-    require(int64_t(array->shape(0)) == n && row == groups * bytes, std::string("the plane ") + name + " does not fit the matrix's shape");
+    require(int64_t(array->shape(0)) == n && row == groups * bytes,
+            std::string("the plane ") + name + " does not fit the matrix's shape");
     return {static_cast<const uint8_t *>(array->data()), ptrdiff_t(row), ptrdiff_t(bytes)};
 }
 
@@ -86,8 +88,8 @@ nb::object run(Session &session, const Array1<int32_t> &tokens, const Array1<int
                const Table &blocks, const Array1<int32_t> &wanted, bool trace) {
     require(positions.size() == tokens.size(), "tokens and positions differ in length");
     require(starts.size() == blocks.shape(0) + 1, "starts must have one entry more than there are sequences");
-    const StepInput input{int(tokens.size()),  int(blocks.shape(0)), int(blocks.shape(1)), int(wanted.size()), tokens.data(),
-                          positions.data(), starts.data(),        blocks.data(),        wanted.data()};
+    const StepInput input{int(tokens.size()), int(blocks.shape(0)), int(blocks.shape(1)), int(wanted.size()), tokens.data(),
+                          positions.data(),   starts.data(),        blocks.data(),        wanted.data()};
     std::vector<Copy> copies;
     {
         nb::gil_scoped_release release;
@@ -112,17 +114,20 @@ nb::object logits(const Session &session, const Array1<int32_t> &rows) {
 
 // Arguments as in SamplingBatch; `skip` marks rows that get no id.
 nb::object draw(Session &session, const Array1<bool> &skip, const Array1<float> &temperature, const Array1<float> &repetition,
-                const Array1<float> &frequency, const Array1<float> &presence, const Array1<double> &min_p, const Array1<double> &top_p,
-                const Array1<int32_t> &top_k, const Array1<uint64_t> &seed, const Array1<int32_t> &index, const Array1<int32_t> &position,
-                const Array1<int32_t> &history, const Array1<int32_t> &history_starts, const Array1<int32_t> &prompt_lengths,
-                const Array1<int32_t> &banned, const Array1<int32_t> &banned_starts) {
+                const Array1<float> &frequency, const Array1<float> &presence, const Array1<double> &min_p,
+                const Array1<double> &top_p, const Array1<int32_t> &top_k, const Array1<uint64_t> &seed,
+                const Array1<int32_t> &index, const Array1<int32_t> &position, const Array1<int32_t> &history,
+                const Array1<int32_t> &history_starts, const Array1<int32_t> &prompt_lengths, const Array1<int32_t> &banned,
+                const Array1<int32_t> &banned_starts) {
     const size_t rows = skip.size();
-    for (const size_t size : {temperature.size(), repetition.size(), frequency.size(), presence.size(), min_p.size(), top_p.size(), top_k.size(),
-                              seed.size(), index.size(), position.size(), prompt_lengths.size(), history_starts.size() - 1, banned_starts.size() - 1})
+    for (const size_t size :
+         {temperature.size(), repetition.size(), frequency.size(), presence.size(), min_p.size(), top_p.size(), top_k.size(),
+          seed.size(), index.size(), position.size(), prompt_lengths.size(), history_starts.size() - 1, banned_starts.size() - 1})
         require(size == rows, "sampling parameters differ in length");
-    const Sampling parameters{int(rows),      session.shape().vocab, temperature.data(),    repetition.data(),     frequency.data(), presence.data(),
-                              min_p.data(),   top_p.data(),          top_k.data(),          seed.data(),           index.data(),     position.data(),
-                              history.data(), history_starts.data(), prompt_lengths.data(), banned.data(),         banned_starts.data(), skip.data()};
+    const Sampling parameters{
+        int(rows),      session.shape().vocab, temperature.data(),    repetition.data(), frequency.data(),     presence.data(),
+        min_p.data(),   top_p.data(),          top_k.data(),          seed.data(),       index.data(),         position.data(),
+        history.data(), history_starts.data(), prompt_lengths.data(), banned.data(),     banned_starts.data(), skip.data()};
     check(parameters, int64_t(history.size()), int64_t(banned.size()));
     std::vector<int32_t> ids(rows);
     {
@@ -134,66 +139,90 @@ nb::object draw(Session &session, const Array1<bool> &skip, const Array1<float> 
     return nb::ndarray<nb::numpy, int32_t>(kept->data(), {rows}, owner).cast();
 }
 
-Session *make_session(Session *self, int threads, const std::string &isa, int max_rows, int vocab, const std::string &kv_type, int block_size,
-                      int num_blocks) {
+Session *make_session(Session *self, int threads, const std::string &isa, int max_rows, int vocab, const std::string &kv_type,
+                      int block_size, int num_blocks) {
     const Kernels *kernels = find_kernels(isa.c_str());
     require(kernels != nullptr, "this processor, or this build, has no instruction set called " + isa);
     return new (self) Session({threads, max_rows, vocab, cache_type(kv_type), block_size, num_blocks}, *kernels);
 }
 
 void bind_ops(nb::class_<Session> &session) {
-    session
-        .def("embed", [](Session &s, int weight, int dst) { s.add_op(Embed{weight, dst}); }, "weight"_a, "dst"_a)
-        .def("normalize", [](Session &s, int weight, float eps, int src, int dst) { s.add_op(Normalize{weight, eps, src, dst}); },
-             "weight"_a, "eps"_a, "src"_a, "dst"_a)
-        .def("linear", [](Session &s, std::vector<int> weights, std::vector<int> biases, int src, int dst, bool accumulate) {
-                 s.add_op(Linear{std::move(weights), std::move(biases), src, dst, accumulate});
-             }, "weights"_a, "biases"_a, "src"_a, "dst"_a, "accumulate"_a)
-        .def("rotate", [](Session &s, int buffer, int heads, int kv_heads, int head_size, int rope, int q_norm, int k_norm, float eps, int cache) {
-                 s.add_op(Rotate{buffer, heads, kv_heads, head_size, rope, q_norm, k_norm, eps, cache});
-             }, "buffer"_a, "heads"_a, "kv_heads"_a, "head_size"_a, "rope"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "cache"_a)
-        .def("attend", [](Session &s, int src, int dst, int heads, int kv_heads, int head_size, float scale, int window, int cache) {
-                 s.add_op(Attend{src, dst, heads, kv_heads, head_size, scale, window, cache});
-             }, "src"_a, "dst"_a, "heads"_a, "kv_heads"_a, "head_size"_a, "scale"_a, "window"_a, "cache"_a)
-        .def("gate", [](Session &s, const std::string &name, int size, int src, int dst) { s.add_op(Gate{activation(name), size, src, dst}); },
-             "activation"_a, "size"_a, "src"_a, "dst"_a)
+    session.def(
+               "embed", [](Session &s, int weight, int dst) { s.add_op(Embed{weight, dst}); }, "weight"_a, "dst"_a)
+        .def(
+            "normalize", [](Session &s, int weight, float eps, int src, int dst) { s.add_op(Normalize{weight, eps, src, dst}); },
+            "weight"_a, "eps"_a, "src"_a, "dst"_a)
+        .def(
+            "linear",
+            [](Session &s, std::vector<int> weights, std::vector<int> biases, int src, int dst, bool accumulate) {
+                s.add_op(Linear{std::move(weights), std::move(biases), src, dst, accumulate});
+            },
+            "weights"_a, "biases"_a, "src"_a, "dst"_a, "accumulate"_a)
+        .def(
+            "rotate",
+            [](Session &s, int buffer, int heads, int kv_heads, int head_size, int rope, int q_norm, int k_norm, float eps,
+               int cache) { s.add_op(Rotate{buffer, heads, kv_heads, head_size, rope, q_norm, k_norm, eps, cache}); },
+            "buffer"_a, "heads"_a, "kv_heads"_a, "head_size"_a, "rope"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "cache"_a)
+        .def(
+            "attend",
+            [](Session &s, int src, int dst, int heads, int kv_heads, int head_size, float scale, int window, int cache) {
+                s.add_op(Attend{src, dst, heads, kv_heads, head_size, scale, window, cache});
+            },
+            "src"_a, "dst"_a, "heads"_a, "kv_heads"_a, "head_size"_a, "scale"_a, "window"_a, "cache"_a)
+        .def(
+            "gate",
+            [](Session &s, const std::string &name, int size, int src, int dst) {
+                s.add_op(Gate{activation(name), size, src, dst});
+            },
+            "activation"_a, "size"_a, "src"_a, "dst"_a)
         .def("select", [](Session &s, int src, int dst) { s.add_op(Select{src, dst}); }, "src"_a, "dst"_a);
 }
 
 }  // namespace
 
 NB_MODULE(_native, module) {
-    module.def("instruction_sets", [] {
-        std::vector<std::string> names;
-        for (const Kernels *kernels : available_kernels()) names.push_back(kernels->name);
-        return names;
-    }, "Those that were compiled in and that this processor has, widest first.");
+    module.def(
+        "instruction_sets",
+        [] {
+            std::vector<std::string> names;
+            for (const Kernels *kernels : available_kernels()) names.push_back(kernels->name);
+            return names;
+        },
+        "Those that were compiled in and that this processor has, widest first.");
     nb::module_ kernels = module.def_submodule("kernels");
     bind_kernels(kernels);
     nb::class_<Session> session(module, "Session");
     session
-        .def("__init__", [](Session *self, int threads, const std::string &isa, int max_rows, int vocab, const std::string &kv_type, int block_size,
-                            int num_blocks) { make_session(self, threads, isa, max_rows, vocab, kv_type, block_size, num_blocks); },
-             "threads"_a, "isa"_a, "max_rows"_a, "vocab"_a, "kv_type"_a, "block_size"_a, "num_blocks"_a)
+        .def(
+            "__init__",
+            [](Session *self, int threads, const std::string &isa, int max_rows, int vocab, const std::string &kv_type,
+               int block_size,
+               int num_blocks) { make_session(self, threads, isa, max_rows, vocab, kv_type, block_size, num_blocks); },
+            "threads"_a, "isa"_a, "max_rows"_a, "vocab"_a, "kv_type"_a, "block_size"_a, "num_blocks"_a)
         .def_prop_ro("isa", [](const Session &s) { return s.kernels().name; })
         .def("add_buffer", &Session::add_buffer, "width"_a)
         .def("add_rope", &Session::add_rope, "frequencies"_a, "scale"_a)
         .def("add_cache", &Session::add_cache, "kv_heads"_a, "head_size"_a)
-        .def("add_vector", [](Session &s, const Array1<float> &values) { return s.add_vector(values.data(), int(values.size())); }, "values"_a)
-        .def("add_matrix", &add_matrix, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "values"_a, "scales"_a.none(), "mins"_a.none())
+        .def(
+            "add_vector", [](Session &s, const Array1<float> &values) { return s.add_vector(values.data(), int(values.size())); },
+            "values"_a)
+        .def("add_matrix", &add_matrix, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "values"_a, "scales"_a.none(),
+             "mins"_a.none())
         .def("seal", &Session::seal)
         .def("run", &run, "tokens"_a, "positions"_a, "starts"_a, "blocks"_a, "wanted"_a, "trace"_a = false)
         .def("logits", &logits, "rows"_a)
-        .def("draw", &draw, "skip"_a, "temperature"_a, "repetition"_a, "frequency"_a, "presence"_a, "min_p"_a, "top_p"_a, "top_k"_a, "seed"_a,
-             "index"_a, "position"_a, "history"_a, "history_starts"_a, "prompt_lengths"_a, "banned"_a, "banned_starts"_a)
-        .def("memory", [](const Session &s) {
-            const MemoryUse use = s.memory();
-            nb::dict out;
-            out["weights"] = use.weights;
-            out["kv"] = use.kv;
-            out["scratch"] = use.scratch;
-            return out;
-        })
+        .def("draw", &draw, "skip"_a, "temperature"_a, "repetition"_a, "frequency"_a, "presence"_a, "min_p"_a, "top_p"_a,
+             "top_k"_a, "seed"_a, "index"_a, "position"_a, "history"_a, "history_starts"_a, "prompt_lengths"_a, "banned"_a,
+             "banned_starts"_a)
+        .def("memory",
+             [](const Session &s) {
+                 const MemoryUse use = s.memory();
+                 nb::dict out;
+                 out["weights"] = use.weights;
+                 out["kv"] = use.kv;
+                 out["scratch"] = use.scratch;
+                 return out;
+             })
         .def("fill_cache", &Session::fill_cache, "byte"_a);
     bind_ops(session);
 }

@@ -28,7 +28,8 @@ inline void normalize_rows(Rows src, Rows dst, const float *weight, int width, f
     for (int64_t row = begin; row < end; ++row) rms_norm(src.row(row), dst.row(row), weight, width, eps);
 }
 
-// silu(x) = x / (1 + e^−x); gelu_tanh (Hendrycks & Gimpel 2016) x/2 · (1 + tanh z) = x / (1 + e^−2z), z = √(2/π) · (x + 0.044715 x³).
+// silu(x) = x / (1 + e^−x) (Elfwing et al. 2017); gelu_tanh (Hendrycks & Gimpel 2016) x/2 · (1 + tanh z) = x / (1 + e^−2z) with
+// z = √(2/π) · (x + 0.044715 x³).
 template <Activation A>
 NANO_INLINE f32x16 activate(f32x16 x) {
     f32x16 z = x;

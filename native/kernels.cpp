@@ -10,18 +10,20 @@
 namespace nano::NANO_ISA {
 
 extern const Kernels kernels;
+// clang-format off
 const Kernels kernels = {
-    NANO_NAME(NANO_ISA),
-    &matrix_kernels,
-    normalize_rows,
-    gate_rows,
-    rotate_rows,
-    attend,
-    attend_splits,
-    attend_merge,
-    kTile,
-    kSplit,
-    sizeof(SplitResult),
+    .name = NANO_NAME(NANO_ISA),
+    .matrix = &matrix_kernels,
+    .normalize = normalize_rows,
+    .gate = gate_rows,
+    .rotate = rotate_rows,
+    .attend = attend,
+    .attend_splits = attend_splits,
+    .attend_merge = attend_merge,
+    .attend_tile = kTile,
+    .attend_split = kSplit,
+    .attend_partial_bytes = sizeof(SplitResult),
 };
+// clang-format on
 
 }  // namespace nano::NANO_ISA

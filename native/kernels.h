@@ -33,7 +33,9 @@ struct CacheView {
     NANO_INLINE int64_t key_tile(int64_t block, int head, int slot) const {
         return (((block * kv_heads + head) * block_size + slot) >> 4) * 16 * head_size;
     }
-    NANO_INLINE int64_t value(int64_t block, int head, int slot) const { return ((block * kv_heads + head) * block_size + slot) * head_size; }
+    NANO_INLINE int64_t value(int64_t block, int head, int slot) const {
+        return ((block * kv_heads + head) * block_size + slot) * head_size;
+    }
 };
 
 // One step as the kernels see it. Rows of a sequence are consecutive, at consecutive positions.
@@ -50,7 +52,7 @@ struct RotateTask {
     Rows rows;
     CacheView cache;
     int heads;
-    const float *cosine, *sine;  // (rows, head_size / 2)
+    const float *cosine, *sine;    // (rows, head_size / 2)
     const float *q_norm, *k_norm;  // (head_size,) or null
     float eps;
 };
@@ -82,7 +84,8 @@ struct Kernels {
     // Attention over whole contexts: units i with i % threads == thread.
     void (*attend)(const AttendTask &task, int thread, int threads);
 
-    // The same bits in two halves with a barrier between them, for few queries over long contexts: each split on its own, then the merge.
+    // The same bits in two halves with a barrier between them, for few queries over long contexts: each split on its own, then
+    // the merge.
     void (*attend_splits)(const AttendTask &task, int thread, int threads);
     void (*attend_merge)(const AttendTask &task, int thread, int threads);
 

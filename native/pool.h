@@ -45,8 +45,6 @@ private:
 struct Share {
     int64_t begin, end;
 };
-inline Share share(int64_t count, int thread, int threads) {
-    return {count * thread / threads, count * (thread + 1) / threads};
-}
+inline Share share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
 
 }  // namespace nano

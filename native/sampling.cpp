@@ -26,9 +26,7 @@ int32_t argmax(const float *logits, int vocab) {
     return nan || !std::isfinite(logits[best]) ? -1 : best;
 }
 
-float scaled(float logit, float factor) {
-    return logit == kExcluded ? logit : std::clamp(logit / factor, -kLargest, kLargest);
-}
+float scaled(float logit, float factor) { return logit == kExcluded ? logit : std::clamp(logit / factor, -kLargest, kLargest); }
 
 // True where the id is simply the argmax.
 bool plain(const Sampling &p, int row) {
@@ -60,7 +58,8 @@ void check(const Sampling &p, int64_t history, int64_t banned) {
     for (int i = 0; i < p.rows; ++i) {
         // a row that needs no history has none, whatever its prompt's length
         const int length = p.history_starts[i + 1] - p.history_starts[i];
-        if (length > 0 && (p.prompt_lengths[i] < 0 || p.prompt_lengths[i] > length)) throw std::invalid_argument("a prompt is longer than its history");
+        if (length > 0 && (p.prompt_lengths[i] < 0 || p.prompt_lengths[i] > length))
+            throw std::invalid_argument("a prompt is longer than its history");
     }
 }
 
@@ -97,7 +96,8 @@ void Sampler::keep_candidates(const float *logits, float highest, int vocab, int
     int64_t equal = vocab;
     if (top_k > 0 && top_k < vocab) {
         scratch.ordered.assign(logits, logits + vocab);
-        std::nth_element(scratch.ordered.begin(), scratch.ordered.begin() + (top_k - 1), scratch.ordered.end(), std::greater<float>());
+        std::nth_element(scratch.ordered.begin(), scratch.ordered.begin() + (top_k - 1), scratch.ordered.end(),
+                         std::greater<float>());
         border = scratch.ordered[top_k - 1];
         equal = top_k - std::count_if(logits, logits + vocab, [&](float x) { return x > border; });
     }

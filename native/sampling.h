@@ -33,8 +33,8 @@ struct Kept {
 // Draws ids, and keeps its work space from call to call.
 class Sampler {
 public:
-    // ids[i] for each row: the token drawn, or -1 where skipped or where no token has a finite logit (NaN and +inf in a row, too).
-    // logits: rows of `stride` floats; left as they are.
+    // ids[i] for each row: the token drawn, or -1 where skipped or where no token has a finite logit (NaN and +inf in a row,
+    // too). logits: rows of `stride` floats; left as they are.
     void sample(const float *logits, int64_t stride, const Sampling &parameters, int32_t *ids, Pool &pool);
 
     size_t bytes() const;

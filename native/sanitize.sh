@@ -21,7 +21,8 @@ for entry in "$root"/src/nano_vllm/*; do
 done
 cp "$build"/_native*.so "$package/nano_vllm/"
 
-# The sanitizer must be loaded before Python, which was built without it. Python frees little at its end: leaks are not looked for.
+# The sanitizer must be loaded before Python, which was built without it. Python frees little at its end: leaks are not
+# looked for.
 case "$kind" in
     thread) runtime="$(${CXX:-c++} -print-file-name=libtsan.so)" ;;
     *) runtime="$(${CXX:-c++} -print-file-name=libasan.so) $(${CXX:-c++} -print-file-name=libstdc++.so)" ;;

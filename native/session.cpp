@@ -26,7 +26,8 @@ size_t rows_bytes(int64_t rows, int width) { return size_t(rows * stride_of(widt
 Session::Session(const SessionShape &shape, const Kernels &kernels) : shape_(shape), kernels_(kernels), pool_(shape.threads) {
     require(shape.threads >= 1 && shape.max_rows >= 1 && shape.vocab >= 1, "threads, rows and vocabulary must be positive");
     require(shape.num_blocks >= 1, "the cache must have a block");
-    require(shape.block_size >= 16 && (shape.block_size & (shape.block_size - 1)) == 0, "block_size must be a power of two, 16 or more");
+    require(shape.block_size >= 16 && (shape.block_size & (shape.block_size - 1)) == 0,
+            "block_size must be a power of two, 16 or more");
     sequence_.resize(shape.max_rows);
 }
 
@@ -46,7 +47,8 @@ int Session::add_cache(int kv_heads, int head_size) {
     require(kv_heads >= 1 && head_size >= 2 && head_size <= kMaxHeadSize && head_size % 2 == 0,
             "head_size must be even and at most " + std::to_string(kMaxHeadSize) + ", not " + std::to_string(head_size));
     // A full vector may be read at the last number of the last value.
-    const size_t bytes = (size_t(shape_.num_blocks) * shape_.block_size * kv_heads * head_size + 16) * bytes_of(shape_.cache_type);
+    const size_t bytes =
+        (size_t(shape_.num_blocks) * shape_.block_size * kv_heads * head_size + 16) * bytes_of(shape_.cache_type);
     Cache cache{{}, Memory(bytes), Memory(bytes)};
     cache.view = {cache.keys.data(), cache.values.data(), shape_.cache_type, shape_.block_size, kv_heads, head_size};
     caches_.push_back(std::move(cache));
@@ -138,7 +140,8 @@ void Session::add_op(Op op) {
         void operator()(const Rotate &op) const {
             cache(op.cache, op.kv_heads, op.head_size, op.heads);
             require(op.rope >= 0 && op.rope < int(s.ropes_.size()), "an op names a rope that does not exist");
-            require(int(s.ropes_[op.rope].frequencies.size()) * 2 == op.head_size, "a rope must have half of head_size frequencies");
+            require(int(s.ropes_[op.rope].frequencies.size()) * 2 == op.head_size,
+                    "a rope must have half of head_size frequencies");
             s.check_vector(op.q_norm, op.head_size, true);
             s.check_vector(op.k_norm, op.head_size, true);
             leaves(op.buffer, (op.heads + 2 * op.kv_heads) * op.head_size);
@@ -176,7 +179,8 @@ void Session::seal() {
             const auto quantized = [&](int w) { return matrices_[w].matrix.quantized(); };
             by_rows = std::any_of(op->weights.begin(), op->weights.end(), quantized);  // begins by rounding rows
             leaves_whole = true;
-            if (by_rows) activations = std::max(activations, activations_bytes(shape_.max_rows, matrices_[op->weights[0]].matrix.k));
+            if (by_rows)
+                activations = std::max(activations, activations_bytes(shape_.max_rows, matrices_[op->weights[0]].matrix.k));
         } else if (const auto *op = std::get_if<Attend>(&planned.op)) {
             by_rows = false;
             leaves_whole = true;

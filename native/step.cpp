@@ -50,9 +50,11 @@ void Session::check_step(const StepInput &in) const {
     require(sealed_, "the session is not complete");
     require(in.rows >= 1, "a step has no rows");
     require(in.rows <= shape_.max_rows, "a step has more rows than the session was made for");
-    require(in.sequences >= 1 && in.starts[0] == 0 && in.starts[in.sequences] == in.rows, "starts must lead from 0 to the number of rows");
+    require(in.sequences >= 1 && in.starts[0] == 0 && in.starts[in.sequences] == in.rows,
+            "starts must lead from 0 to the number of rows");
     require(in.wanted_rows >= 0 && in.wanted_rows <= in.rows, "more rows are wanted than there are");
-    for (int i = 0; i < in.rows; ++i) require(in.tokens[i] >= 0 && in.tokens[i] < shape_.vocab, "a token id is outside the vocabulary");
+    for (int i = 0; i < in.rows; ++i)
+        require(in.tokens[i] >= 0 && in.tokens[i] < shape_.vocab, "a token id is outside the vocabulary");
     for (int i = 0; i < in.wanted_rows; ++i) {
         require(in.wanted[i] >= 0 && in.wanted[i] < in.rows, "a wanted row does not exist");
         require(i == 0 || in.wanted[i] > in.wanted[i - 1], "wanted rows must ascend");
@@ -61,8 +63,10 @@ void Session::check_step(const StepInput &in) const {
         const int begin = in.starts[s], end = in.starts[s + 1];
         require(begin < end && end <= in.rows, "starts must ascend");
         const int first = in.positions[begin], count = end - begin;
-        require(first >= 0 && int64_t(first) + count <= int64_t(in.max_blocks) * shape_.block_size, "a position is outside the block table");
-        for (int i = 0; i < count; ++i) require(in.positions[begin + i] == first + i, "positions of a sequence must be consecutive");
+        require(first >= 0 && int64_t(first) + count <= int64_t(in.max_blocks) * shape_.block_size,
+                "a position is outside the block table");
+        for (int i = 0; i < count; ++i)
+            require(in.positions[begin + i] == first + i, "positions of a sequence must be consecutive");
         const int lowest = window_ > 0 ? std::max(0, first + 1 - window_) : 0;
         for (int b = lowest / shape_.block_size; b <= (first + count - 1) / shape_.block_size; ++b) {
             const int32_t block = in.blocks[int64_t(s) * in.max_blocks + b];
@@ -147,13 +151,15 @@ void Session::turn(const Rope &rope, const Current &current, int thread) {
 void Session::apply(const Embed &op, const Current &current, int thread) {
     const Share part = share(current.rows, thread, pool_.size());
     const Rows &dst = buffers_[op.dst].rows;
-    kernels_.matrix->embed(matrices_[op.weight].matrix, current.tokens, int(part.begin), int(part.end), dst.data, size_t(dst.stride));
+    kernels_.matrix->embed(matrices_[op.weight].matrix, current.tokens, int(part.begin), int(part.end), dst.data,
+                           size_t(dst.stride));
 }
 
 void Session::apply(const Normalize &op, const Current &current, int thread) {
     const Share part = share(current.rows, thread, pool_.size());
     const Vector &weight = vectors_[op.weight];
-    kernels_.normalize(buffers_[op.src].rows, buffers_[op.dst].rows, weight.memory.as<float>(), weight.size, op.eps, part.begin, part.end);
+    kernels_.normalize(buffers_[op.src].rows, buffers_[op.dst].rows, weight.memory.as<float>(), weight.size, op.eps, part.begin,
+                       part.end);
 }
 
 void Session::apply(const Linear &op, const Current &current, int thread) {
@@ -172,7 +178,8 @@ void Session::apply(const Linear &op, const Current &current, int thread) {
         pool_.barrier();
     }
     const Grid grid = grid_for(current.rows, blocks, pool_.size());
-    const Share rows = share(current.rows, thread / grid.columns, grid.rows), part = share(blocks, thread % grid.columns, grid.columns);
+    const Share rows = share(current.rows, thread / grid.columns, grid.rows),
+                part = share(blocks, thread % grid.columns, grid.columns);
     if (rows.begin == rows.end) return;
     int64_t base = 0;
     float *out = dst.row(rows.begin);
@@ -181,8 +188,9 @@ void Session::apply(const Linear &op, const Current &current, int thread) {
         const int64_t begin = std::max(part.begin - base, int64_t(0)), end = std::min(part.end - base, int64_t(w.blocks()));
         const float *bias = op.biases[i] < 0 ? nullptr : vectors_[op.biases[i]].memory.as<float>();
         if (begin < end)
-            kernels_.matrix->linear(w, activations.from(int(rows.begin)), src.row(rows.begin), size_t(src.stride), int(rows.end - rows.begin), out,
-                                    size_t(dst.stride), int(begin), int(end), bias, op.accumulate);
+            kernels_.matrix->linear(w, activations.from(int(rows.begin)), src.row(rows.begin), size_t(src.stride),
+                                    int(rows.end - rows.begin), out, size_t(dst.stride), int(begin), int(end), bias,
+                                    op.accumulate);
         base += w.blocks();
         out += w.n;
     }
@@ -192,15 +200,29 @@ void Session::apply(const Rotate &op, const Current &current, int thread) {
     const Rope &rope = ropes_[op.rope];
     const float *cosine = rope.turns.as<float>();
     const auto vector = [&](int i) { return i < 0 ? nullptr : vectors_[i].memory.as<float>(); };
-    const RotateTask task{&current.step, buffers_[op.buffer].rows, caches_[op.cache].view, op.heads, cosine,
-                          cosine + shape_.max_rows * int64_t(rope.frequencies.size()), vector(op.q_norm), vector(op.k_norm), op.eps};
+    const RotateTask task{&current.step,
+                          buffers_[op.buffer].rows,
+                          caches_[op.cache].view,
+                          op.heads,
+                          cosine,
+                          cosine + shape_.max_rows * int64_t(rope.frequencies.size()),
+                          vector(op.q_norm),
+                          vector(op.k_norm),
+                          op.eps};
     const Share part = share(current.rows, thread, pool_.size());
     kernels_.rotate(task, part.begin, part.end);
 }
 
 void Session::apply(const Attend &op, const Current &current, int thread) {
-    AttendTask task{&current.step, buffers_[op.src].rows, buffers_[op.dst].rows, caches_[op.cache].view, op.heads,
-                    op.scale, op.window, partials_.data(), 0};
+    AttendTask task{&current.step,
+                    buffers_[op.src].rows,
+                    buffers_[op.dst].rows,
+                    caches_[op.cache].view,
+                    op.heads,
+                    op.scale,
+                    op.window,
+                    partials_.data(),
+                    0};
     if (partial_bytes(op, current) == 0) return kernels_.attend(task, thread, pool_.size());
     task.splits = (current.longest + kernels_.attend_split - 1) / kernels_.attend_split;
     kernels_.attend_splits(task, thread, pool_.size());

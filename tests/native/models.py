@@ -15,7 +15,9 @@ ISAS = _native.instruction_sets()
 VOCAB = 101
 
 
-def model(heads=4, kv_heads=2, head_size=16, hidden=64, window=None, bias=True, qk_norm=True, layers=1, mlp=96, activation="silu") -> Model:
+def model(
+    heads=4, kv_heads=2, head_size=16, hidden=64, window=None, bias=True, qk_norm=True, layers=1, mlp=96, activation="silu"
+) -> Model:
     frequencies = tuple(float(np.float32(10000.0 ** (-2 * i / head_size))) for i in range(head_size // 2))
     norm = Norm(1e-6) if qk_norm else None
     # sharp scores: an error in one key or one position shows
@@ -40,7 +42,13 @@ def session(spec: Model, format="f32", isa="", threads=2, kv="f16", block_size=1
     """A session whose cache is full of NaN: what no step wrote must not matter."""
     program = lower(spec)
     plan = tiny.plan(
-        "cpu", kv, num_blocks=-(-tokens // block_size) + 3, block_size=block_size, isa=isa, threads=threads, max_num_batched_tokens=max_rows
+        "cpu",
+        kv,
+        num_blocks=-(-tokens // block_size) + 3,
+        block_size=block_size,
+        isa=isa,
+        threads=threads,
+        max_num_batched_tokens=max_rows,
     )
     opened = cpu.open(program, weights(program, format, **options), plan)
     opened.native.fill_cache(0xFF)

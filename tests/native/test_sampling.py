@@ -42,8 +42,8 @@ def sampling(params: list[SamplingParams], vocab: int, seed=3):
     rng = np.random.default_rng(seed)
     requests = [
         SimpleNamespace(
-            params=p, tokens=rng.integers(0, min(vocab, 12), 9 + i).tolist(), prompt_length=4 + i % 3, promised=0, seed=7 * i + 2**40,
-            index=i % 3, stop_ids=(1, vocab - 1) if p.min_tokens else (),
+            params=p, tokens=rng.integers(0, min(vocab, 12), 9 + i).tolist(), prompt_length=4 + i % 3, promised=0,
+            seed=7 * i + 2**40, index=i % 3, stop_ids=(1, vocab - 1) if p.min_tokens else (),
         )
         for i, p in enumerate(params)
     ]  # fmt: skip
@@ -102,7 +102,12 @@ def test_rows_with_different_parameters_do_not_touch_each_other():
 
 def test_a_large_vocabulary():
     logits = (2 * np.random.default_rng(6).standard_normal((4, 60_000))).astype(np.float32)
-    params = [SamplingParams(), SamplingParams(top_p=0.95), SamplingParams(top_k=50, top_p=0.9), SamplingParams(min_p=0.05, temperature=1.5)]
+    params = [
+        SamplingParams(),
+        SamplingParams(top_p=0.95),
+        SamplingParams(top_k=50, top_p=0.9),
+        SamplingParams(min_p=0.05, temperature=1.5),
+    ]
     ours, right = both(logits, params)
     np.testing.assert_array_equal(ours, right)
 

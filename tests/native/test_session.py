@@ -145,7 +145,9 @@ def test_memory_is_counted_and_close_frees_it():
     session = models.session(spec, format="q4", tokens=4096)
     parameters = sum(np.prod(s) for s in session.program.parameters.values())
     memory = session.memory()
-    assert 0.5625 * parameters <= memory["weights"] <= 0.75 * parameters  # 4.5 bits a weight; rows padded to 32 and float32 vectors
+    assert (
+        0.5625 * parameters <= memory["weights"] <= 0.75 * parameters
+    )  # 4.5 bits a weight; rows padded to 32 and float32 vectors
     tokens = session.plan.num_blocks * session.plan.block_size
     assert memory["kv"] == pytest.approx(session.kv_bytes_per_token * tokens, rel=1e-3)
     assert session.weight_bytes == memory["weights"]

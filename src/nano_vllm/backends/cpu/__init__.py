@@ -45,7 +45,9 @@ def open(program: Program, weights: Mapping[str, Tensor], plan: Plan):
     native = _native()
     if plan.isa and plan.isa not in native.instruction_sets():
         sets = ", ".join(native.instruction_sets())
-        raise OptionError(f"no instruction set {plan.isa!r} here", f"this processor and build have {sets}", "Leave `isa` out for the widest.")
+        raise OptionError(
+            f"no instruction set {plan.isa!r} here", f"this processor and build have {sets}", "Leave `isa` out for the widest."
+        )
     from .session import Session
 
     return Session(native, program, weights, plan)
@@ -55,4 +57,6 @@ def _native() -> ModuleType:
     try:
         return importlib.import_module("nano_vllm._native")
     except ImportError as error:
-        raise BackendUnavailable("the cpu backend cannot run here", f"its native module cannot be loaded: {error}", MEND) from error
+        raise BackendUnavailable(
+            "the cpu backend cannot run here", f"its native module cannot be loaded: {error}", MEND
+        ) from error

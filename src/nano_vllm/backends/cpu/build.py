@@ -63,7 +63,9 @@ class Builder:
         info, planes = tensor.info, tensor.planes
         quantized = info.format in ("q8", "q4")
         if not quantized and info.format not in VALUES:
-            raise UnsupportedModel(f"tensor {name!r} is in format {info.format!r}", f"the cpu backend reads q8, q4, {', '.join(VALUES)}")
+            raise UnsupportedModel(
+                f"tensor {name!r} is in format {info.format!r}", f"the cpu backend reads q8, q4, {', '.join(VALUES)}"
+            )
         if quantized and info.shape[1] % 32:
             raise UnsupportedModel(f"tensor {name!r} has {info.shape[1]} columns", "quantized columns must come in groups of 32")
         return self.session.add_matrix(
@@ -108,4 +110,6 @@ def check_supported(program: Program) -> None:
             raise UnsupportedModel(f"activation {op.activation!r} is not supported", f"known are {', '.join(ACTIVATIONS)}")
     for cache in program.caches:
         if cache.head_size % 2 or cache.head_size > MAX_HEAD_SIZE:
-            raise UnsupportedModel(f"head_size {cache.head_size} is not supported", f"it must be even and at most {MAX_HEAD_SIZE}")
+            raise UnsupportedModel(
+                f"head_size {cache.head_size} is not supported", f"it must be even and at most {MAX_HEAD_SIZE}"
+            )

@@ -95,7 +95,10 @@ class Session:
     def _run(self, batch: Batch, trace: bool):
         native = self._open()
         tokens = check_batch(batch, self.program, self.plan, self.last_ids)
-        arrays = [np.ascontiguousarray(a, np.int32) for a in (tokens, batch.positions, batch.starts, batch.block_tables[0], batch.wanted)]
+        arrays = [
+            np.ascontiguousarray(a, np.int32)
+            for a in (tokens, batch.positions, batch.starts, batch.block_tables[0], batch.wanted)
+        ]
         try:
             return native.run(*arrays, trace)
         except ValueError as error:
@@ -104,7 +107,15 @@ class Session:
 
 def draw(native, batch: SamplingBatch, skip: np.ndarray) -> np.ndarray:
     """(wanted,) int32 ids of the last step's wanted rows; -1 where `skip`, and where no token has a finite logit."""
-    flat = (batch.index, batch.position, batch.history, batch.history_starts, batch.prompt_lengths, batch.banned, batch.banned_starts)
+    flat = (
+        batch.index,
+        batch.position,
+        batch.history,
+        batch.history_starts,
+        batch.prompt_lengths,
+        batch.banned,
+        batch.banned_starts,
+    )
     return native.draw(
         np.ascontiguousarray(skip, bool),
         *(np.ascontiguousarray(batch.values[name], dtype) for name, dtype in PARAMETERS.items()),
