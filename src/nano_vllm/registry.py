@@ -29,6 +29,7 @@ def modules(folder: str) -> dict[str, ModuleType]:
 
 
 def nearest(word: str, known) -> str:
-    """`Did you mean 'x'?`, the mend of an unknown name, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    """`Did you mean 'x'?`, the mend of an unknown name, or an empty string. A name that `word` begins is nearest."""
+    begun = [name for name in known if name.startswith(word)]
+    close = begun or difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else ""

@@ -173,6 +173,7 @@ def test_what_is_not_given_comes_from_the_model_and_run_is_bounded_by_the_contex
         (["frobnicate"], "Commands are: "),
         (["run", "x", "--max-token", "5"], "mean '--max-tokens'?"),
         (["run", "x", "--temprature=0"], "mean '--temperature'?"),
+        (["run", "x", "--temp", "0"], "mean '--temperature'?"),
         (["run", "x", "--qqq"], "--help"),
         (["run", "x", "--max-tokens", "many"], "'many' is not a whole number"),
         (["run", "x", "--temperature", "warm"], "'warm' is not a number"),

@@ -57,7 +57,8 @@ def parse(command: str, argv: list[str]) -> argparse.Namespace:
         if not flag.startswith("-"):
             raise OptionError(f"one argument too many, {flag!r}", "", "Put a text of several words in quotes.")
         flags = [f for action in made._actions for f in action.option_strings]
-        raise UnknownOption(f"{command} has no option {flag}", "", registry.nearest(flag, flags) or f"See nano-vllm {command} --help.")
+        mend = registry.nearest(flag, flags) or f"See nano-vllm {command} --help."
+        raise UnknownOption(f"{command} has no option {flag}", "", mend)
     return args
 
 
@@ -72,7 +73,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     command, known = argv[0], registry.names("cli")
     if command not in known:
-        raise UnknownOption(f"no command {command!r}", "", registry.nearest(command, known) or f"Commands are: {', '.join(known)}.")
+        mend = registry.nearest(command, known) or f"Commands are: {', '.join(known)}."
+        raise UnknownOption(f"no command {command!r}", "", mend)
     args = parse(command, argv[1:])
     import logging
 
