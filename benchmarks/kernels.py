@@ -81,7 +81,8 @@ def repeated(tensor: formats.Tensor, n: int) -> formats.Tensor:
     """The first rows over and over, so that large matrices need no quantising."""
     order = np.arange(n) % tensor.info.shape[0]
     many = formats.reorder(tensor, order)
-    return formats.Tensor(formats.describe("w", (n, tensor.info.shape[1]), many.info.format, many.info.group, many.info.minimum), many.planes)
+    info = formats.describe("w", (n, tensor.info.shape[1]), many.info.format, many.info.group, many.info.minimum)
+    return formats.Tensor(info, many.planes)
 
 
 def main() -> None:

@@ -165,7 +165,7 @@ NANO_INLINE void tile_float(const Matrix &w, const uint8_t *block, const float *
         for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
     x += row * ldx;
     const auto column = [&](int k) __attribute__((always_inline)) {
-        ahead<M>(block + k * Columns<F>::BYTES);
+        for (int h = 0; h < H; h++) ahead<M>(block + k * Columns<F>::BYTES + (half + h) * Columns<F>::BYTES / 2);
         f32x16 weights[H];
         for (int h = 0; h < H; h++) weights[h] = Columns<F>::get(block, k, half + h);
         for (int m = 0; m < M; m++)

@@ -55,8 +55,8 @@ struct Planes {
 void pack(const Matrix &shape, const Planes &planes, uint8_t *dst, int block_begin, int block_end);
 
 // Rows of float32 rounded to int8 per 32 columns: x ≈ scale · q with scale = max|x| / 127, q = x · (127 / max|x|) to nearest
-// even. A group whose largest magnitude is under 2^-119 counts as zero (scale 0). A group with a NaN or an infinity has scale NaN and
-// q 0: every output of its row becomes NaN.
+// even. A group whose largest magnitude is under 2^-119 counts as zero (scale 0). A group with a NaN or an infinity has scale
+// NaN and q 0: every output of its row becomes NaN.
 struct Activations {
     int8_t *q = nullptr;       // (rows, k)
     float *scale = nullptr;    // (rows, k / 32)
@@ -98,8 +98,8 @@ struct MatrixKernels {
     // out[r] = row ids[r] of w as float32, for rows [row_begin, row_end); ids lie in 0..n−1.
     void (*embed)(const Matrix &w, const int32_t *ids, int row_begin, int row_end, float *out, size_t ldo);
 
-    // The inner step of `linear` for a format, without its memory: the ceiling that it is measured against. Returns the number
-    // of multiply-adds done in `steps` rounds.
+    // The inner step of `linear` for a format, without its memory: the ceiling that it is measured against. Returns the
+    // number of multiply-adds done in `steps` rounds.
     size_t (*spin)(Format format, size_t steps);
 
     // op on n numbers of a, b and c (those that it takes), sixteen lanes at a time; results that are no floats as their bits.
