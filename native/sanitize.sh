@@ -29,5 +29,5 @@ case "$kind" in
 esac
 cd "$root"
 LD_PRELOAD="$runtime" ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1" UBSAN_OPTIONS="print_stacktrace=1" \
-    TSAN_OPTIONS="report_signal_unsafe=0:exitcode=66" PYTHONPATH="$package" OPENBLAS_NUM_THREADS=1 \
+    TSAN_OPTIONS="report_signal_unsafe=0:die_after_fork=0:exitcode=66" PYTHONPATH="$package" OPENBLAS_NUM_THREADS=1 \
     "$python" -m pytest -p no:cacheprovider -q tests/native "$@"
