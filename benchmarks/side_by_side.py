@@ -177,12 +177,14 @@ def main() -> None:
     medians = {what: [statistics.median(column) if column else None for column in two] for what, two in figures.items()}
     print(f"{args.model}\n{args.threads} threads, medians of {args.repeats}, read bandwidth {bandwidth / 1e9:.1f} GB/s\n")
     print(f"{'':28}{'nano-vllm':>12}{'llama.cpp':>12}{'ratio':>8}")
-    names = {"prefill": f"prefill {PREFILL}, tok/s", "decode": "decode, tok/s", "first_token_ms": f"first token of {DECODE_PROMPT}, ms"}
+    first = f"first token of {DECODE_PROMPT}, ms"
+    names = {"prefill": f"prefill {PREFILL}, tok/s", "decode": "decode, tok/s", "first_token_ms": first}
     for what in both:
         ours, theirs = medians[what]
         print(f"{names[what]:28}{ours:12.1f}{theirs:12.1f}{ours / theirs:8.2f}")
     ours, serial = medians["together"][0], medians["one_by_one"][0]
-    print(f"{f'{TOGETHER} at once, tok/s':28}{ours:12.1f}\n{'one after the other, tok/s':28}{serial:12.1f}{'':12}{ours / serial:8.2f}")
+    print(f"{f'{TOGETHER} at once, tok/s':28}{ours:12.1f}")
+    print(f"{'one after the other, tok/s':28}{serial:12.1f}{'':12}{ours / serial:8.2f}")
     rate = nano("bytes_per_token") * medians["decode"][0]
     print(f"\ndecode reads {rate / 1e9:.1f} GB/s, {100 * rate / bandwidth:.0f} % of the bandwidth measured above")
 

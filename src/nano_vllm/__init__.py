@@ -16,12 +16,14 @@ _NAMES = {
 }
 __all__ = [*_NAMES, "__version__"]
 
-if TYPE_CHECKING:
-    from .async_llm import AsyncLLM
-    from .errors import NanoVLLMError
-    from .llm import LLM
-    from .outputs import CompletionOutput, RequestOutput, StreamPiece
-    from .sampling.params import SamplingParams
+if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
+    from .async_llm import AsyncLLM as AsyncLLM
+    from .errors import NanoVLLMError as NanoVLLMError
+    from .llm import LLM as LLM
+    from .outputs import CompletionOutput as CompletionOutput
+    from .outputs import RequestOutput as RequestOutput
+    from .outputs import StreamPiece as StreamPiece
+    from .sampling.params import SamplingParams as SamplingParams
 
 
 def __getattr__(name: str):

@@ -193,9 +193,8 @@ class LLM:
             return None, list(prompt["prompt_token_ids"])
         if _is_ids(prompt):
             return None, list(prompt)
-        raise PromptError(
-            f"a prompt of type {type(prompt).__name__} is not understood", "", 'Give text, {"prompt": …} or {"prompt_token_ids": …}.'
-        )
+        mend = 'Give text, {"prompt": …} or {"prompt_token_ids": …}.'
+        raise PromptError(f"a prompt of type {type(prompt).__name__} is not understood", "", mend)
 
     def _encode_chat(self, messages: Sequence[dict], template: dict[str, Any]) -> tuple[str, list[int]]:
         template = dict(template)

@@ -15,6 +15,7 @@ from .model.program import Program, lower
 from .model.spec import Model
 from .model.weights import OpenedModel, open_model
 from .options import Options
+from .sources.catalog import ALIASES
 from .sources.resolve import resolve as resolve_path
 from .text.tokenizer import Tokenizer
 
@@ -58,7 +59,8 @@ def load(options: Options) -> Loaded:
         options.enable_prefix_caching,
         options.scheduler_policy,
     )
-    return Loaded(options, opened.spec, plan, tokenizer, opened.generation_config, engine)
+    recommended = ALIASES[options.model].generation_config if options.model in ALIASES else {}
+    return Loaded(options, opened.spec, plan, tokenizer, recommended | opened.generation_config, engine)
 
 
 def choose_backend(options: Options) -> tuple[str, ModuleType]:

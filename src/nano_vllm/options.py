@@ -64,7 +64,8 @@ def options(**asked) -> Options:
     known = {f.name for f in fields(Options)}
     for name in asked:
         if name not in known:
-            raise UnknownOption(f"no option {name!r}", "", registry.nearest(name, known) or f"Options are: {', '.join(sorted(known))}.")
+            mend = registry.nearest(name, known) or f"Options are: {', '.join(sorted(known))}."
+            raise UnknownOption(f"no option {name!r}", "", mend)
     for name, variable in ENVIRONMENT.items():
         if asked.get(name) is None and os.environ.get(variable):
             asked[name] = os.environ[variable]

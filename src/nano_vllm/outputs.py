@@ -72,7 +72,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """Part of an answer. The last piece has a finish_reason and the whole `output`; the texts of all pieces joined are its text."""
+    """Part of an answer. The last piece has a finish_reason and the whole `output`, whose text is that of all pieces joined."""
 
     text: str
     token_ids: list[int]

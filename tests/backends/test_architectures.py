@@ -49,7 +49,9 @@ def test_windows_are_mistrals_alone_among_llamas():
 
 
 @pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.parametrize("setting", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"])
+@pytest.mark.parametrize(
+    "setting", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"]
+)
 @pytest.mark.parametrize("value", [None, 0, -1, 1.5, "8", True])
 def test_sizes_are_whole_numbers(name, setting, value):
     module, config = module_and_config(name)

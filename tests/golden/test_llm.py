@@ -110,9 +110,10 @@ def test_penalties_and_filters_run(llm):
 
 def test_bad_requests_do_not_touch_good_ones(llm):
     before = llm.generate("Once", GREEDY, use_tqdm=False)[0].text
-    for bad in ("", [], {"prompt_token_ids": []}, {"prompt_token_ids": [-1]}, {"prompt_token_ids": [10**9]}, {"text": "x"}, 5, None):
-        with pytest.raises((PromptError, TypeError)):
-            llm.generate(bad if bad != [] else [[]], GREEDY, use_tqdm=False)
+    ids = [{"prompt_token_ids": ids} for ids in ([], [-1], [10**9], [1.5], ["a"])]
+    for bad in ("", [[]], {"text": "x"}, [5.5], [None], *ids):
+        with pytest.raises(PromptError):
+            llm.generate(bad, GREEDY, use_tqdm=False)
     with pytest.raises(PromptTooLong, match="1,024"):
         llm.generate([[5] * 1024], GREEDY, use_tqdm=False)
     with pytest.raises(ParameterError, match="stop_token_ids"):

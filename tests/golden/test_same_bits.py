@@ -34,8 +34,8 @@ def hashes(llm: LLM, asked: list[list[int]], together: bool, new: int = NEW) -> 
     params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
 
     def start(i: int, box: list) -> None:
-        request = llm._loaded.engine.make_request(asked[i], params, box.append, observe=lambda row: digests[i].update(row.tobytes()))
-        requests.append(request)
+        observe = lambda row: digests[i].update(row.tobytes())  # noqa: E731
+        requests.append(llm._loaded.engine.make_request(asked[i], params, box.append, observe=observe))
 
     boxes = [[] for _ in asked]
     for group in [range(len(asked))] if together else [[i] for i in range(len(asked))]:

@@ -144,7 +144,7 @@ class BlockPool:
         stale = [e for e in self._entries.values() if self._entry_of[e.block] is not e]
         strangers = [r for r in self._computing.values() if r not in requests]
         if wrong or lost or stale or strangers:
-            raise RuntimeError(f"block pool out of balance: references {wrong}, lost {lost}, stale {stale}, computing {strangers}")
+            raise RuntimeError(f"blocks do not balance: references {wrong}, lost {lost}, stale {stale}, computing {strangers}")
 
     def _tokens(self, request: Request, i: int) -> bytes:
         return array("i", request.tokens[i * self.block_size : (i + 1) * self.block_size]).tobytes()

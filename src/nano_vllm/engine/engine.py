@@ -107,9 +107,10 @@ class Engine:
                 raise PromptError("prompt has an id that the vocabulary lacks", why)
         ids = [int(t) for t in prompt_ids]
         if len(ids) >= self.plan.max_model_len:
+            reason = self.plan.reasons.get("max_model_len", "as asked")
             raise PromptTooLong(
                 f"prompt has {len(ids):,} tokens",
-                f"max_model_len is {self.plan.max_model_len:,} for prompt and answer ({self.plan.reasons.get('max_model_len', 'as asked')})",
+                f"max_model_len is {self.plan.max_model_len:,} for prompt and answer ({reason})",
                 "Shorten the prompt, or raise max_model_len and the cache (kv_cache_memory or num_blocks).",
             )
         return ids

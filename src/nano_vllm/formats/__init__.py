@@ -7,7 +7,8 @@ Planes are plain arrays, the same for every source; a file's own packing ends in
 | f32, f16 | `values` (N, K) float32 / float16 |
 | bf16 | `values` (N, K) uint16: the upper half of a float32 |
 | q8 | `scales` (N, K/32) float16, `quants` (N, K) int8: w = scale · q |
-| q4 | `scales` (N, K/group) float16, `quants` (N, K/2) uint8; with a minimum `mins` (N, K/group) float16: w = scale · q + min, without: w = scale · (q − 8) |
+| q4 | `scales` (N, K/group) float16, `quants` (N, K/2) uint8: w = scale · (q − 8) |
+| q4 with a minimum | also `mins` (N, K/group) float16: w = scale · q + min |
 
 In q4 byte j of each 32 columns holds column j in its low and column j + 16 in its high nibble.
 """

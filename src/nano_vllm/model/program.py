@@ -66,7 +66,7 @@ class Rotate:
 
 @dataclass(frozen=True)
 class Attend:
-    """dst = softmax(scale · q·Kᵀ) V per head over the keys of the row's own sequence in `cache`, causal, within `window` if given."""
+    """dst = softmax(scale · q·Kᵀ) V per head over the row's own sequence in `cache`, causal, within `window` if given."""
 
     name: str
     src: str

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import registry
 from ..errors import ModelFileError, ModelNotFound, NanoVLLMError, UnsupportedModel
-from ..formats import Tensor, TensorInfo, reorder
+from ..formats import Tensor, reorder
 from ..sources import gguf, gguf_config, safetensors
 from .spec import Model, parameters
 

