@@ -87,6 +87,9 @@ struct MatrixKernels {
     // Rows [row_begin, row_end) of x, whose rows begin every ldx floats, into the same rows of `out`.
     void (*quantize)(const float *x, size_t ldx, int row_begin, int row_end, Activations out);
 
+    // What rounding took from row `row` of out, whose numbers were the k of x, rounded in its turn into row `rest`.
+    void (*quantize_rest)(const float *x, int row, int rest, Activations out);
+
     // out[r][o] for r < rows and the outputs of blocks [block_begin, block_end): out = Σ_k w[o][k] · x[r][k] + bias[o], and with
     // `accumulate` out = out + (Σ + bias). `out` points at output 0 of row 0, rows begin every ldo floats; bias may be null.
     // q8 and q4 read `a` (x unused), the others x (a unused). Per output one chain in ascending k, whatever the rows, blocks

@@ -36,4 +36,16 @@ inline void quantize(const float *x, size_t ldx, int row_begin, int row_end, Act
     }
 }
 
+// Row `rest` of `out` becomes the rounded remainder of row `row`: x ≈ scale · q + scale' · q'.
+inline void quantize_rest(const float *x, int row, int rest, Activations out) {
+    const Activations first = out.from(row), second = out.from(rest);
+    for (int g = 0; g < out.k / BLOCK; g++) {
+        float left[BLOCK];
+        const f32x16 minus = set1(-first.scale[g]);
+        for (int half = 0; half < BLOCK; half += LANES)
+            store(left + half, fma(minus, to_f32(load_i8(first.q + g * BLOCK + half)), load(x + g * BLOCK + half)));
+        quantize_group(left, second.q + g * BLOCK, second.scale + g, second.sum + g, second.shift + g);
+    }
+}
+
 }  // namespace nano::NANO_ISA

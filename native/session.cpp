@@ -180,7 +180,7 @@ void Session::seal() {
             by_rows = std::any_of(op->weights.begin(), op->weights.end(), quantized);  // begins by rounding rows
             leaves_whole = true;
             if (by_rows)
-                activations = std::max(activations, activations_bytes(shape_.max_rows, matrices_[op->weights[0]].matrix.k));
+                activations = std::max(activations, activations_bytes(2 * shape_.max_rows, matrices_[op->weights[0]].matrix.k));
         } else if (const auto *op = std::get_if<Attend>(&planned.op)) {
             by_rows = false;
             leaves_whole = true;

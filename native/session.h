@@ -137,6 +137,7 @@ private:
     int window_ = 0;  // the widest; 0 where an op sees all keys
     Memory activations_, partials_;
     std::vector<int32_t> sequence_;  // (max_rows,)
+    std::vector<int32_t> firsts_, wanted_firsts_;  // rows at position 0, among all rows and among the wanted ones
     Sampler sampler_;
     Pool pool_;
 };

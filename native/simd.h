@@ -21,7 +21,7 @@
 //   to_f32 bits from_bits                       convert, and reinterpret
 //   shift_left<n> shift_right<n>(logical) operators & |
 //   less(a, b) unordered(a, b) first(n) select(mask, yes, no)   comparisons with NaN are false
-//   store_i8                                    cut to 8 bits
+//   load_i8 store_i8                            i32x16 sign-extended from, cut to, 8 bits
 //   reduce_add reduce_max                       lanes i and i+8, then i+4, i+2, i+1
 //   load_bytes low_nibbles high_nibbles         u8x64
 //   Nibbles, Bytes                              exact int32 sums of weight · activation over steps of four columns:

@@ -148,6 +148,9 @@ NANO_INLINE int32_t reduce_max(i32x16 x) {
     return _mm_cvtsi128_si32(_mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1)));
 }
 
+NANO_INLINE i32x16 load_i8(const int8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
 NANO_INLINE void store_i8(int8_t* p, i32x16 x) {
     const __m256i low = _mm256_set1_epi32(0xff);
     __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));

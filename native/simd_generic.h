@@ -110,6 +110,9 @@ NANO_INLINE void store_u16_n(uint16_t* p, i32x16 a, int n) {
     for (int i = 0; i < n; i++) p[i] = (uint16_t)a.v[i / 4][i % 4];
 }
 NANO_INLINE void store_u16(uint16_t* p, i32x16 a) { store_u16_n(p, a, 16); }
+NANO_INLINE i32x16 load_i8(const int8_t* p) {
+    return each<i32x16>([=](int i) { return (int32_t)p[i]; });
+}
 NANO_INLINE void store_i8(int8_t* p, i32x16 a) {
     for (int i = 0; i < 16; i++) p[i] = (int8_t)a.v[i / 4][i % 4];
 }

@@ -14,6 +14,7 @@ struct Session::Current {
     const int32_t *tokens, *wanted;
     int wanted_rows;
     int rows;         // that ops run on: all, or the wanted ones after Select
+    const std::vector<int32_t> *firsts;  // those of them at position 0
     int longest = 0;  // context in the step
     std::vector<Copy> *copies;
 };
@@ -77,6 +78,12 @@ void Session::check_step(const StepInput &in) const {
 
 // All memory that the step needs exists after this: threads allocate nothing.
 void Session::prepare(const StepInput &in, Current &current) {
+    firsts_.clear();
+    wanted_firsts_.clear();
+    for (int row = 0; row < in.rows; ++row)
+        if (in.positions[row] == 0) firsts_.push_back(row);
+    for (int i = 0; i < in.wanted_rows; ++i)
+        if (in.positions[in.wanted[i]] == 0) wanted_firsts_.push_back(i);
     for (int s = 0; s < in.sequences; ++s) {
         for (int row = in.starts[s]; row < in.starts[s + 1]; ++row) sequence_[row] = s;
         current.longest = std::max(current.longest, in.positions[in.starts[s + 1] - 1] + 1);
@@ -100,7 +107,7 @@ int64_t Session::partial_bytes(const Attend &op, const Current &current) const {
 
 void Session::run(const StepInput &input, std::vector<Copy> *copies) {
     check_step(input);
-    Current current{{}, input.tokens, input.wanted, input.wanted_rows, input.rows, 0, copies};
+    Current current{{}, input.tokens, input.wanted, input.wanted_rows, input.rows, &firsts_, 0, copies};
     prepare(input, current);
     if (copies) copies->resize(ops_.size());
     pool_.run([&](int thread) {
@@ -116,7 +123,10 @@ void Session::execute(Current &current, int thread) {
         if (planned.barrier_before) pool_.barrier();
         if (std::holds_alternative<Select>(planned.op) && current.wanted_rows == 0 && !current.copies) return;
         std::visit([&](const auto &op) { apply(op, current, thread); }, planned.op);
-        if (std::holds_alternative<Select>(planned.op)) current.rows = current.wanted_rows;
+        if (std::holds_alternative<Select>(planned.op)) {
+            current.rows = current.wanted_rows;
+            current.firsts = &wanted_firsts_;
+        }
         if (current.copies) {
             pool_.barrier();
             if (thread == 0) copy_out(planned, current.rows, (*current.copies)[i]);
@@ -172,9 +182,15 @@ void Session::apply(const Linear &op, const Current &current, int thread) {
         quantized |= matrices_[w].matrix.quantized();
     }
     if (quantized) {
-        activations = activations_in(activations_.data(), current.rows, matrices_[op.weights[0]].matrix.k);
+        const int rests = int(current.firsts->size());
+        activations = activations_in(activations_.data(), current.rows + rests, matrices_[op.weights[0]].matrix.k);
         const Share part = share(current.rows, thread, pool_.size());
         kernels_.matrix->quantize(src.data, size_t(src.stride), int(part.begin), int(part.end), activations);
+        for (int i = 0; i < rests; ++i) {
+            const int row = (*current.firsts)[i];
+            if (row >= part.begin && row < part.end)
+                kernels_.matrix->quantize_rest(src.row(row), row, current.rows + i, activations);
+        }
         pool_.barrier();
     }
     const Grid grid = grid_for(current.rows, blocks, pool_.size());
@@ -187,10 +203,18 @@ void Session::apply(const Linear &op, const Current &current, int thread) {
         const Matrix &w = matrices_[op.weights[i]].matrix;
         const int64_t begin = std::max(part.begin - base, int64_t(0)), end = std::min(part.end - base, int64_t(w.blocks()));
         const float *bias = op.biases[i] < 0 ? nullptr : vectors_[op.biases[i]].memory.as<float>();
-        if (begin < end)
+        if (begin < end) {
             kernels_.matrix->linear(w, activations.from(int(rows.begin)), src.row(rows.begin), size_t(src.stride),
                                     int(rows.end - rows.begin), out, size_t(dst.stride), int(begin), int(end), bias,
                                     op.accumulate);
+            for (size_t f = 0; w.quantized() && f < current.firsts->size(); ++f) {
+                const int row = (*current.firsts)[f];
+                if (row >= rows.begin && row < rows.end)
+                    kernels_.matrix->linear(w, activations.from(current.rows + int(f)), nullptr, 0, 1,
+                                            out + (row - rows.begin) * dst.stride, size_t(dst.stride), int(begin), int(end),
+                                            nullptr, true);
+            }
+        }
         base += w.blocks();
         out += w.n;
     }

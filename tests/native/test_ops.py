@@ -1,11 +1,12 @@
-"""Each op but the linear against its definition in float64, on odd sizes, and every instruction set against the others' bits."""
+"""Each op against its definition in float64, on odd sizes, and every instruction set against the others' bits."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from nano_vllm.model.program import Attend, Embed, Gate, Normalize, Rotate
+from nano_vllm.backends._rounding import Quantized, linear_int8
+from nano_vllm.model.program import Attend, Embed, Gate, Linear, Normalize, Rotate
 
 from . import models
 
@@ -106,3 +107,31 @@ def test_instruction_sets_agree_on_every_bit(heads, kv_heads, head_size, window,
     for other in others:
         for name, array in first.items():
             np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("isa", models.ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_linear_rounds_rows_and_the_first_position_twice(isa, threads):
+    """Two sequences begin in this step, another goes on; of the wanted rows, too, some are at position 0."""
+    session = models.session(models.model(hidden=96, mlp=160), "q4", isa, threads, minimum=True)
+    packed = models.weights(session.program, "q4", minimum=True)
+    models.step(session, [(models.ids(5), 0, [9])])
+    copies = models.step(session, [(models.ids(1), 0, [1]), (models.ids(6), 5, [9]), (models.ids(7), 0, [2])], "last")
+    positions = np.array([0, *range(5, 11), *range(7)])
+    source, exact_rows = "embedding", {}
+    for op in session.program.ops:
+        if isinstance(op, Linear) and not op.accumulate:
+            first = (positions if op.name != "head" else np.array([0, 10, 6])) == 0
+            x = copies[source]
+            defined = [
+                linear_int8(x, Quantized.of(packed[w]), packed[b].unpack() if b else None, first)
+                for w, b in zip(op.weights, op.biases)
+            ]
+            assert off(copies[op.name], np.concatenate(defined, axis=1)) < 2e-6
+            weights = np.concatenate([packed[w].unpack() for w in op.weights])
+            bias = np.concatenate([packed[b].unpack() for b in op.biases]) if op.biases[0] else 0
+            exact = x.astype(np.float64) @ weights.T + bias
+            error = np.abs(copies[op.name] - exact).max(axis=1)
+            exact_rows[op.name] = error[first].max(), error[~first].min()
+        source = op.name
+    assert len(exact_rows) == 3 and all(twice < once / 20 for twice, once in exact_rows.values())

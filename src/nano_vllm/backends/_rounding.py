@@ -54,8 +54,22 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
-def linear_int8(x: np.ndarray, weight: Quantized, bias: np.ndarray | None) -> np.ndarray:
-    """As `linear`, with x rounded by `quantize_rows`. Groups are added in ascending order:
+def linear_int8(x: np.ndarray, weight: Quantized, bias: np.ndarray | None, twice: np.ndarray) -> np.ndarray:
+    """As `linear`, with x rounded by `quantize_rows`; of the rows in `twice` (rows,) bool what that leaves is rounded, too, and added.
+
+    The first position of a sequence is computed so. Its hidden state is where models keep their massive activations (Sun et al.
+    2024), a few numbers so large that their groups round all others away, and every later position attends to it (Xiao et al.
+    2023).
+    """
+    y = _linear_once(x, weight, bias)
+    if twice.any():
+        q, scales = quantize_rows(x[twice])
+        y[twice] += _linear_once(fused(-scales[..., None], q, x[twice].reshape(q.shape)).reshape(x[twice].shape), weight, None)
+    return y
+
+
+def _linear_once(x: np.ndarray, weight: Quantized, bias: np.ndarray | None) -> np.ndarray:
+    """Groups are added in ascending order:
     y = Σ (x_scale · w_scale) · Σ x_q · w_q, plus w_min · (x_scale · Σ x_q) where the weight has a minimum.
 
     Within a group the sum is of whole numbers below 2^24, which float32 holds exactly in any order.

@@ -189,21 +189,27 @@ class Session:
             raise EngineClosed("the session is closed")
         tokens = check_batch(batch, self.program, self.plan, self.last_ids)
         buffers: dict[str, np.ndarray] = {}
+        positions = batch.positions  # of the rows that ops run on
         for op in self.program.ops:
             dst = op.buffer if isinstance(op, Rotate) else op.dst
-            buffers[dst] = self._compute(op, buffers, batch, tokens)
+            buffers[dst] = self._compute(op, buffers, batch, tokens, positions)
+            if isinstance(op, Select):
+                positions = batch.positions[batch.wanted]
             if copies is not None:
                 copies[op.name] = buffers[dst].copy()
         return buffers
 
-    def _compute(self, op, buffers: dict[str, np.ndarray], batch: Batch, tokens: np.ndarray) -> np.ndarray:
+    def _compute(
+        self, op, buffers: dict[str, np.ndarray], batch: Batch, tokens: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray:
         match op:
             case Embed():
                 return embed(self.weights[op.weight], tokens)
             case Normalize():
                 return normalize(buffers[op.src], self.weights[op.weight], op.eps)
             case Linear():
-                y = np.concatenate([self._linear(buffers[op.src], w, b) for w, b in zip(op.weights, op.biases)], axis=-1)
+                x, first = buffers[op.src], positions == 0
+                y = np.concatenate([self._linear(x, w, b, first) for w, b in zip(op.weights, op.biases)], axis=-1)
                 return buffers[op.dst] + y if op.accumulate else y
             case Rotate():
                 return self._rotate(op, buffers[op.buffer], batch)
@@ -215,10 +221,10 @@ class Session:
                 return select(buffers[op.src], batch.wanted)
         raise BatchError(f"no op {type(op).__name__} in this backend")
 
-    def _linear(self, x: np.ndarray, weight: str, bias: str | None) -> np.ndarray:
+    def _linear(self, x: np.ndarray, weight: str, bias: str | None, first: np.ndarray) -> np.ndarray:
         b = self.weights[bias] if bias else None
         if weight in self.quantized:
-            return linear_int8(x, self.quantized[weight], b)
+            return linear_int8(x, self.quantized[weight], b, first)
         return linear(x, self.weights[weight], b)
 
     def _rotate(self, op: Rotate, buffer: np.ndarray, batch: Batch) -> np.ndarray:
