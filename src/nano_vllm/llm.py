@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import queue
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .engine.request import Request, Update
 from .engine.thread import EngineThread
 from .errors import PromptError
-from .loading import load
+from .loading import Loaded, load
 from .options import options as make_options
 from .outputs import Answer, RequestOutput, StreamPiece
 from .sampling.params import SamplingParams, merged
@@ -28,6 +29,7 @@ class LLM:
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
         self._loaded = load(make_options(model=model, **options))
         self._thread = EngineThread(self._loaded.engine)
+        self._close = weakref.finalize(self, _close, self._thread, self._loaded)  # at exit, too, if nobody closed it
         self.options, self.plan, self.spec = self._loaded.options, self._loaded.plan, self._loaded.spec
         self.tokenizer = self._loaded.tokenizer
         self._templates: dict[str | None, ChatTemplate] = {}
@@ -40,8 +42,7 @@ class LLM:
 
     def close(self) -> None:
         """Ends running requests (finish_reason "abort") and frees the model. Closing twice is no error."""
-        self._thread.close()
-        self._loaded.close()
+        self._close()
 
     # -- whole answers
 
@@ -203,6 +204,11 @@ class LLM:
             self._templates[source] = ChatTemplate.of(self.tokenizer, source)
         rendered = self._templates[source].render(messages, **template)
         return rendered.text, encode_chat(self.tokenizer, rendered)
+
+
+def _close(thread: EngineThread, loaded: Loaded) -> None:
+    thread.close()
+    loaded.close()
 
 
 def _is_ids(prompt: Any) -> bool:
