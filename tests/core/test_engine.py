@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_vllm.engine.blocks import BlockPool
-from nano_vllm.errors import PromptError, PromptTooLong
+from nano_vllm.errors import ParameterError, PromptError, PromptTooLong
 from nano_vllm.sampling.params import SamplingParams
 
 from .fake import VOCAB, Client, answer
@@ -112,6 +112,16 @@ def test_abort_in_every_state(depth):  # CASES A14
     assert client.engine.pool.available == 16
 
 
+def test_an_aborted_prompt_is_computed_no_further():  # CASES D4
+    client = Client(1, max_num_batched_tokens=16)
+    key = client.submit(prompt(400), 4)
+    client.engine.step()
+    client.engine.step()
+    client.engine.abort(key)
+    client.run()
+    assert client.ends[key] == "abort" and len(client.session.steps) == 2
+
+
 @depths
 def test_stop_id_ends_and_nothing_follows(depth):
     expected = answer(prompt(9), 40)
@@ -152,6 +162,23 @@ def test_what_cannot_run_is_refused():
     client.run()
     assert client.ends[key] == "length" and len(client.ids[key]) == 1
     assert client.engine.stats.received == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"priority": "high"}, {"priority": 0.5}, {"priority": True}, {"cache_salt": 5}, {"cache_salt": b"a"}], ids=str
+)
+def test_wrong_priority_or_salt_is_refused(wrong):
+    """Both reach the scheduler, where an error would end everybody's requests."""
+    client = Client(engine_options={"policy": "priority"})
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        client.submit(prompt(40), **wrong)
+    assert not client.engine.busy
+
+
+def test_a_salt_may_be_any_text():
+    client = Client()
+    client.submit(prompt(40), 2, cache_salt="\ud800")
+    client.run()
 
 
 def test_priority_order():

@@ -157,7 +157,7 @@ class BlockPool:
             if n:
                 h.update(b"parent" + request.digests[-1])
             elif request.cache_salt is not None:
-                salt = request.cache_salt.encode()
+                salt = request.cache_salt.encode("utf-8", "surrogatepass")
                 h.update(b"salt" + len(salt).to_bytes(8, "little") + salt)
             h.update(b"tokens" + self._tokens(request, n))
             request.digests.append(h.digest())

@@ -67,6 +67,10 @@ class Engine:
     ) -> Request:
         """Checks what can be checked and returns the request, or raises a RequestError that names the mend."""
         ids = self._checked(prompt_ids, params)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ParameterError("priority", f"it must be a whole number, not {priority!r}", "Use 0, or less to be served sooner.")
+        if not isinstance(cache_salt, (str, type(None))):
+            raise ParameterError("cache_salt", f"it must be a text or None, not {cache_salt!r}")
         limit = self.plan.max_model_len
         budget = limit - len(ids) if params.max_tokens is None else params.max_tokens
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
@@ -119,9 +123,9 @@ class Engine:
         """Queues a request; from here on it gets exactly one last update."""
         if request.id in self.requests:
             raise PromptError(f"request id {request.id!r} is in use", "", "Choose another.")
+        self.scheduler.add(request)
         self.requests[request.id] = request
         self.stats.received += 1
-        self.scheduler.add(request)
 
     def refuse(self, request: Request, error: Exception) -> None:
         """Ends a request that never entered."""

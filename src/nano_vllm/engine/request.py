@@ -84,6 +84,8 @@ class Request:
     @property
     def pending(self) -> int:
         """Tokens to compute before the next id can be sampled: the whole of scheduling is this subtraction."""
+        if self.finish_reason is not None:  # still named by an outstanding step
+            return 0
         if self.promised and (self.lockstep or len(self.tokens) + self.promised >= self.max_length):
             return 0
         return len(self.tokens) + self.promised - self.computed
