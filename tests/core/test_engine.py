@@ -72,6 +72,25 @@ def test_request_waits_for_the_one_that_computes_its_prefix():
     assert all(client.ids[k] == answer(prompt(48) + [i], 4) for i, k in enumerate(keys))
 
 
+def test_blocks_behind_an_evicted_one_are_replaced():
+    """A twin's own first block is not kept, as the cache has it; then the cache loses it while the twin still runs."""
+    client = Client(num_blocks=16)
+    client.submit(prompt(16), 1)
+    client.run()
+    twin = client.submit(prompt(16), 120)
+    for _ in range(20):
+        client.engine.step()
+    client.submit(prompt(205, 50), 1, cache_salt="other")  # needs every block that the twin does not hold
+    client.run()
+    again = prompt(16) + client.ids[twin]
+    client.submit(again, 1)
+    client.run()
+    hits = client.engine.stats.prefix_hit_tokens
+    client.submit(again, 1)
+    client.run()
+    assert client.engine.stats.prefix_hit_tokens - hits == (len(again) - 1) // 16 * 16
+
+
 def test_constant_hash_gives_no_false_hit(monkeypatch):  # CASES A12
     def constant(self, request, i):
         while len(request.digests) <= i:

@@ -108,15 +108,13 @@ class BlockPool:
             i = request.registered
             digest, content = self._digest(request, i), self._tokens(request, i)
             entry = self._entries.get(digest)
+            if entry is not None and (entry.tokens != content or entry.parent != request.serial):
+                self._forget(entry.block)  # other content, or the entry before it is gone: no chain leads to it
+                entry = None
             if entry is None:
                 self._serials += 1
                 entry = Entry(request.blocks[i], digest, content, request.serial, self._serials)
                 self._entries[digest] = self._entry_of[entry.block] = entry
-            elif entry.tokens != content or entry.parent != request.serial:
-                # A digest that names other content: what follows cannot be found by a chain, so it is not kept.
-                request.registered = len(request.tokens)
-                self._stop_computing(request)
-                return
             self._done_computing(digest, request)
             request.serial = entry.serial
             request.registered += 1
