@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .engine.request import Update
@@ -33,7 +34,7 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """Ends a request, in whatever state it is, with finish_reason "abort"."""
-        self.llm._thread.abort([request_id])
+        self.llm._thread.abort_id(request_id)
 
     async def generate(
         self,
@@ -50,7 +51,7 @@ class AsyncLLM:
         updates: asyncio.Queue[Update] = asyncio.Queue()
 
         def sink(update: Update) -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for it
                 loop.call_soon_threadsafe(updates.put_nowait, update)
 
         params = sampling_params or llm.default_sampling_params()
@@ -64,4 +65,4 @@ class AsyncLLM:
                 done = answer.finish_reason is not None
                 yield StreamPiece(piece, update.ids, answer.finish_reason, answer.output() if done else None)
         finally:
-            llm._thread.abort([request.id])
+            llm._thread.abort([request])

@@ -102,7 +102,7 @@ class LLM:
                     bar.update(1)
         finally:
             if running:  # an error, or Ctrl-C: what still runs is of no use to anybody
-                self._thread.abort(list(running))
+                self._thread.abort([answers[i].request for i in running])
             bar.close()
         return [a.output() for a in answers.values()]
 
@@ -121,7 +121,7 @@ class LLM:
     ) -> Iterator[StreamPiece]:
         """Pieces of the answer as they become certain, `stream_interval` tokens at a time; the last one has `.output`.
 
-        Closing the iterator aborts the request.
+        The request begins when the first piece is asked for. Closing the iterator aborts it.
         """
         return self._stream(*self._encode_prompt(prompt), sampling_params, stream_interval)
 
@@ -143,11 +143,11 @@ class LLM:
         updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
         request = self._request(ids, params or self.default_sampling_params(), updates.put, 0)
         answer = Answer(request, text, self.tokenizer)
-        self._thread.submit([request])
         return self._pieces(request, answer, updates, interval)
 
     def _pieces(self, request: Request, answer: Answer, updates: queue.SimpleQueue, interval: int) -> Iterator[StreamPiece]:
         text, ids = "", []
+        self._thread.submit([request])
         try:
             while answer.finish_reason is None:
                 update = updates.get()
@@ -159,7 +159,7 @@ class LLM:
                     yield StreamPiece(text, ids)
                     text, ids = "", []
         finally:
-            self._thread.abort([request.id])
+            self._thread.abort([request])
 
     # -- text and numbers
 

@@ -126,6 +126,7 @@ def test_leaving_a_stream_frees_everything(llm):  # CASES A14
     for _ in range(3):
         for piece in llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True)):
             break
+    llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True)).close()
     free = llm._thread.call(lambda engine: (engine.check(), engine.pool.available, len(engine.requests)))
     assert free[1] == llm.plan.num_blocks and free[2] == 0
 
@@ -185,12 +186,16 @@ def test_async(smollm2_path):
             await anext(stream)
             await llm.abort("mine")
             assert [p.finish_reason async for p in stream][-1] == "abort"
-            task = asyncio.create_task(collect(llm, "Twice", request_id="cancelled"))
-            await asyncio.sleep(0.02)
+            kept, twin = (llm.generate("Once", endless, request_id="same") for _ in range(2))
+            await anext(kept)
+            with pytest.raises(PromptError, match="in use"):  # and the one that has the id goes on
+                await anext(twin)
+            assert (await anext(kept)).finish_reason is None
+            task = asyncio.create_task(anext(kept))
+            await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.sleep(0.2)
             assert llm.llm._thread.call(lambda engine: (engine.check(), len(engine.requests)))[1] == 0
 
     asyncio.run(main())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..errors import EngineClosed
 from .engine import Engine
@@ -27,14 +29,21 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, requests: list[Request]) -> None:
-        """Queues requests together, so that they can share their first step."""
+        """Queues requests together, so that they can share their first step. This is their arrival."""
+        now = time.perf_counter()
+        for request in requests:
+            request.arrival = now
         self._put(lambda: [self._submit(r) for r in requests])
 
-    def abort(self, request_ids: list[str]) -> None:
-        try:
-            self._put(lambda: [self.engine.abort(i) for i in request_ids])
-        except EngineClosed:
-            pass  # closing ends every request
+    def abort(self, requests: list[Request]) -> None:
+        """Ends these requests, and none that merely has the id of one: an id in use is refused, and then aborted by its caller."""
+        engine = self.engine
+        with suppress(EngineClosed):  # closing ends every request
+            self._put(lambda: [engine.abort(r.id) for r in requests if engine.requests.get(r.id) is r])
+
+    def abort_id(self, request_id: str) -> None:
+        with suppress(EngineClosed):
+            self._put(lambda: self.engine.abort(request_id))
 
     def call(self, function: Callable):
         """Runs `function(engine)` between two steps and returns its result."""
