@@ -55,8 +55,9 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def linear_int8(x: np.ndarray, weight: Quantized, bias: np.ndarray | None, twice: np.ndarray) -> np.ndarray:
-    """As `linear`, with x rounded by `quantize_rows`; of the rows in `twice` (rows,) bool what that leaves is rounded, too, and added.
+    """As `linear`, with x (rows, K) rounded by `quantize_rows`.
 
+    Of the rows in `twice`, (rows,) bool, what the rounding leaves is rounded in its turn and its product added.
     The first position of a sequence is computed so. Its hidden state is where models keep their massive activations (Sun et al.
     2024), a few numbers so large that their groups round all others away, and every later position attends to it (Xiao et al.
     2023).

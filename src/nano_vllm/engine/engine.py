@@ -68,7 +68,7 @@ class Engine:
         """Checks what can be checked and returns the request, or raises a RequestError that names the mend."""
         ids = self._checked(prompt_ids, params)
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise ParameterError("priority", f"it must be a whole number, not {priority!r}", "Use 0, or less to be served sooner.")
+            raise ParameterError("priority", f"it must be a whole number, not {priority!r}", "Less is served sooner.")
         if not isinstance(cache_salt, (str, type(None))):
             raise ParameterError("cache_salt", f"it must be a text or None, not {cache_salt!r}")
         limit = self.plan.max_model_len

@@ -36,7 +36,7 @@ class EngineThread:
         self._put(lambda: [self._submit(r) for r in requests])
 
     def abort(self, requests: list[Request]) -> None:
-        """Ends these requests, and none that merely has the id of one: an id in use is refused, and then aborted by its caller."""
+        """Ends these requests, and none that merely has the id of one: who was refused an id in use aborts, too."""
         engine = self.engine
         with suppress(EngineClosed):  # closing ends every request
             self._put(lambda: [engine.abort(r.id) for r in requests if engine.requests.get(r.id) is r])
