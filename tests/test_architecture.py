@@ -1,4 +1,4 @@
-"""Rules that a machine keeps: who may import whom, what import costs, how large files are."""
+"""Rules that a machine keeps: who may import whom, what import loads, how large files are."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ READING_LIST_LINES = 2600
 FILE_WARNS, FILE_FAILS, FUNCTION_WARNS = 300, 500, 60
 
 HEAVY = {"torch", "triton", "onnxruntime", "wgpu", "fastapi", "transformers"}
-IMPORT_SECONDS = 0.150
 
 
 @cache
@@ -118,12 +117,6 @@ def test_import_is_light():
         assert "nano_vllm" in loaded and not loaded & HEAVY
     bare = set(python(code.format("")).split())
     assert not bare & {"numpy", "tokenizers", "jinja2", "huggingface_hub", "tqdm"}
-
-
-def test_import_is_fast():
-    code = "import time; begun = time.perf_counter(); import nano_vllm; print(time.perf_counter() - begun)"
-    seconds = min(float(python(code)) for _ in range(3))
-    assert seconds < IMPORT_SECONDS
 
 
 def test_the_environment_is_read_in_options_alone():

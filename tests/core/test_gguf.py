@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -285,14 +284,12 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
 
 
 def test_unsupported_is_told_from_the_header(tmp_path: Path) -> None:
-    begun = time.perf_counter()
     with pytest.raises(UnsupportedModel, match="'rwkv7'.*llama"):
         open_model(write_gguf(tmp_path / "a.gguf", arch="rwkv7"))
     path = tmp_path / "b.gguf"
     path.write_bytes(header(tensors=(tensor(shape=(256, 4), kind=Type.Q4_K),), data=4096))
     with pytest.raises(UnsupportedModel, match="Q4_K.*'w'.*Q8_0"):
         open_model(path)
-    assert time.perf_counter() - begun < 1
 
 
 def test_no_file(tmp_path: Path) -> None:

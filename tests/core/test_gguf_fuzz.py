@@ -1,8 +1,7 @@
-"""Damaged headers of a small real file: only typed errors, in bounded time and memory."""
+"""Damaged headers of a small real file: only typed errors, in bounded memory."""
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -63,7 +62,6 @@ def damage(raw: bytes, end: int, changes: list[tuple[str, float, bytes]]) -> byt
 
 def opens_or_says_why(path: Path, raw: bytes) -> None:
     path.write_bytes(raw)
-    begun = time.process_time()
     tracemalloc.start()
     try:
         model = open_model(path)
@@ -76,7 +74,6 @@ def opens_or_says_why(path: Path, raw: bytes) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 200_000 + 4 * len(raw)
-    assert time.process_time() - begun < 2
 
 
 @given(changes=damages())

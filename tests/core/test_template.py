@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -333,10 +332,8 @@ def test_broken_templates(source):
     ],
 )
 def test_templates_without_end(source):
-    begin = time.process_time()
     with pytest.raises(TemplateError):
         ChatTemplate(source, {}).render([USER])
-    assert time.process_time() - begin < 10
 
 
 def test_a_template_serves_many_renderings():
