@@ -7,9 +7,11 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from .engine.request import Request, Update
 from .engine.thread import EngineThread
-from .errors import PromptError
+from .errors import PromptError, TemplateError
 from .loading import Loaded, load
 from .options import options as make_options
 from .outputs import Answer, RequestOutput, StreamPiece
@@ -56,11 +58,13 @@ class LLM:
         """Answers to raw prompts, in their order.
 
         Args:
-            prompts: text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these.
+            prompts: text, ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these; ids are a list, a tuple or
+                a NumPy array of whole numbers.
             sampling_params: one for all, or one each; None: the model's own defaults.
             use_tqdm: a progress bar for lists, where standard error is a terminal.
         """
-        prompts = [prompts] if isinstance(prompts, (str, dict)) or _is_ids(prompts) else list(prompts)
+        single = isinstance(prompts, (str, bytes, dict)) or _is_ids(prompts) or not np.iterable(prompts)
+        prompts = [prompts] if single else list(prompts)
         return self._run([self._encode_prompt(p) for p in prompts], sampling_params, use_tqdm, priority)
 
     def chat(
@@ -76,8 +80,8 @@ class LLM:
             template: `chat_template` (Jinja source instead of the model's), `add_generation_prompt`, `tools`, and what the
                 template itself knows (`enable_thinking`, …).
         """
-        single = len(messages) == 0 or isinstance(messages[0], dict)
-        chats = [messages] if single else messages
+        several = isinstance(messages, (list, tuple)) and len(messages) > 0 and not isinstance(messages[0], dict)
+        chats = messages if several else [messages]
         return self._run([self._encode_chat(m, template) for m in chats], sampling_params, use_tqdm, 0)
 
     def _run(self, prompts: list[tuple[str | None, list[int]]], params, use_tqdm: bool, priority) -> list[RequestOutput]:
@@ -168,7 +172,7 @@ class LLM:
         return self.tokenizer.encode(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens)
+        return self.tokenizer.decode(ids, skip_special_tokens)
 
     def default_sampling_params(self) -> SamplingParams:
         """The model's generation_config where it says something, vLLM's defaults elsewhere."""
@@ -191,7 +195,9 @@ class LLM:
         if isinstance(prompt, dict) and set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
             return prompt["prompt"], self.tokenizer.encode(prompt["prompt"])
         if isinstance(prompt, dict) and set(prompt) == {"prompt_token_ids"}:
-            return None, list(prompt["prompt_token_ids"])
+            prompt = prompt["prompt_token_ids"]
+            if np.iterable(prompt):
+                return None, list(prompt)
         if _is_ids(prompt):
             return None, list(prompt)
         mend = 'Give text, {"prompt": …} or {"prompt_token_ids": …}.'
@@ -200,6 +206,8 @@ class LLM:
     def _encode_chat(self, messages: Sequence[dict], template: dict[str, Any]) -> tuple[str, list[int]]:
         template = dict(template)
         source = template.pop("chat_template", None)
+        if not isinstance(source, (str, type(None))):
+            raise TemplateError("chat_template must be text", f"it is {type(source).__name__}", "Give the template's source.")
         if source not in self._templates:
             self._templates[source] = ChatTemplate.of(self.tokenizer, source)
         rendered = self._templates[source].render(messages, **template)
@@ -213,7 +221,9 @@ def _close(thread: EngineThread, loaded: Loaded) -> None:
 
 def _is_ids(prompt: Any) -> bool:
     """A flat list of ids, which is one prompt and not several."""
-    return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and all(isinstance(t, int) for t in prompt)
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim == 1 and prompt.dtype.kind in "iu"
+    return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and all(isinstance(t, (int, np.integer)) for t in prompt)
 
 
 def _progress_bar(total: int, wanted: bool):

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from . import registry
 from .engine.engine import Engine
-from .errors import BackendUnavailable, ModelFileError
+from .errors import BackendUnavailable, ModelFileError, OptionError
 from .memory.plan import Plan, resolve
 from .model.program import Program, lower
 from .model.spec import Model
@@ -75,6 +75,8 @@ def choose_backend(options: Options) -> tuple[str, ModuleType]:
     for name, backend in sorted(registry.modules("backends").items(), key=lambda item: -item[1].RANK):
         probe = backend.probe(options)
         if probe.usable:
+            if reasons and options.isa:  # what is left has no instruction sets: the option would be ignored
+                raise OptionError(f"option isa = {options.isa!r} cannot be had here", "; ".join(reasons))
             if reasons:
                 log.warning("using backend %s: %s", name, "; ".join(reasons))
             return name, backend
@@ -102,5 +104,8 @@ def eos_ids(opened: OpenedModel, tokenizer: Tokenizer, vocab_size: int) -> froze
     found = set(tokenizer.eos_ids)
     for config in (opened.generation_config, opened.config):
         ids = config.get("eos_token_id")
-        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-    return frozenset(int(i) for i in found if 0 <= int(i) < vocab_size)
+        ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if any(type(i) is not int for i in ids):
+            raise ModelFileError("config setting 'eos_token_id' must be a token id or a list of them", f"it is {ids!r:.60}")
+        found.update(ids)
+    return frozenset(i for i in found if 0 <= i < vocab_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from pathlib import Path
 
 from . import registry
@@ -82,6 +83,9 @@ def cache_dir(opts: Options | None = None) -> Path:
 
 def check(opts: Options) -> Options:
     """Returns the options, or raises OptionError for the first value that cannot be meant."""
+
+    integers = {f.name: getattr(opts, f.name) for f in fields(opts) if isinstance(getattr(opts, f.name), Integral)}
+    opts = replace(opts, **{name: int(value) for name, value in integers.items() if not isinstance(value, bool)})  # NumPy's
 
     def refuse(name: str, why: str, mend: str = "") -> None:
         raise OptionError(f"option {name} = {getattr(opts, name)!r} is not valid", why, mend)

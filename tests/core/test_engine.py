@@ -184,14 +184,25 @@ def test_what_cannot_run_is_refused():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"priority": "high"}, {"priority": 0.5}, {"priority": True}, {"cache_salt": 5}, {"cache_salt": b"a"}], ids=str
-)
+    "wrong",
+    [
+        {"priority": "high"}, {"priority": 0.5}, {"priority": True}, {"priority": None}, {"priority": 10**400},
+        {"cache_salt": 5}, {"cache_salt": b"a"}, {"request_id": 5}, {"request_id": ["a"]},
+    ],
+    ids=lambda wrong: f"{wrong!r:.40}",
+)  # fmt: skip
 def test_wrong_priority_or_salt_is_refused(wrong):
-    """Both reach the scheduler, where an error would end everybody's requests."""
+    """They reach the scheduler, where an error would end everybody's requests."""
     client = Client(engine_options={"policy": "priority"})
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         client.submit(prompt(40), **wrong)
     assert not client.engine.busy
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 3}, 3, "greedy", [SamplingParams()], SamplingParams], ids=str)
+def test_what_are_no_parameters(wrong):
+    with pytest.raises(ParameterError, match="sampling_params"):
+        Client().engine.make_request(prompt(4), wrong, print)
 
 
 def test_a_salt_may_be_any_text():

@@ -93,6 +93,12 @@ def test_control_tokens_have_no_text_unless_asked():
     assert tokenizer.decode([token]) == "" and tokenizer.decode([token], skip_special_tokens=False) == "<|im_end|>"
 
 
+@pytest.mark.parametrize("ids", [None, 5.0, "ab", [1.5], [[1]], [None]], ids=str)
+def test_what_is_no_list_of_ids(ids):
+    with pytest.raises(PromptError, match="whole numbers"):
+        make("bpe", "smollm")[0].decode(ids)
+
+
 @pytest.mark.parametrize("token", [-1, 10**9])
 def test_ids_outside_the_vocabulary(token):
     tokenizer, _, _ = make("bpe", "gpt-2")
@@ -161,6 +167,17 @@ def test_broken_metadata(changes, error, word):
         Tokenizer.from_gguf(_broken(**changes))
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.merges", "ggml.bos_token_id", "ggml.eot_token_id",
+     "ggml.padding_token_id", "ggml.add_bos_token", "chat_template"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [1.5, float("nan"), np.array([1.5, 2]), np.ones(2, bool), [1, "a"]], ids=str)
+def test_metadata_of_a_wrong_type(key, value):
+    with pytest.raises(ModelFileError, match=rf"tokenizer\.{key}' must be"):
+        Tokenizer.from_gguf(_broken(**{f"tokenizer.{key}": value}))
+
+
 def test_broken_folder(tmp_path):
     with pytest.raises(ModelNotFound, match="tokenizer.json"):
         Tokenizer.from_folder(tmp_path)
@@ -169,6 +186,13 @@ def test_broken_folder(tmp_path):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ModelFileError, match="tokenizer_config"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelFileError, match="tokenizer_config"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelFileError, match="chat_template"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 
+import numpy as np
 import pytest
 
 from nano_vllm import LLM, AsyncLLM, SamplingParams
-from nano_vllm.errors import EngineClosed, ModelNotFound, OptionError, ParameterError, PromptError, PromptTooLong, UnknownOption
+from nano_vllm.errors import (
+    EngineClosed,
+    ModelNotFound,
+    OptionError,
+    ParameterError,
+    PromptError,
+    PromptTooLong,
+    TemplateError,
+    UnknownOption,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
@@ -23,7 +35,7 @@ def test_forms_of_a_prompt(llm):
     text = "The capital of France is"
     ids = llm.encode(text)
     assert llm.decode(ids) == text
-    forms = [text, {"prompt": text}, {"prompt_token_ids": ids}, ids]
+    forms = [text, {"prompt": text}, {"prompt_token_ids": ids}, ids, np.array(ids), [np.int64(i) for i in ids]]
     outputs = [llm.generate(form, GREEDY, use_tqdm=False)[0] for form in forms]
     assert len({o.text for o in outputs}) == 1 and "Paris" in outputs[0].text
     together = llm.generate(forms, GREEDY, use_tqdm=False)
@@ -108,10 +120,42 @@ def test_penalties_and_filters_run(llm):
     )[0].token_ids
 
 
+def test_bad_messages(llm):
+    for bad in (None, 5, "hi", {"role": "user", "content": "hi"}, iter([]), [], [[]], [5]):
+        with pytest.raises(PromptError):
+            llm.chat(bad, GREEDY, use_tqdm=False)
+    for source in (5, ["a"]):
+        with pytest.raises(TemplateError, match="must be text"):
+            llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False, chat_template=source)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_is_told_that_the_engine_stayed_behind(llm):
+    """In it there is no engine thread: every call would wait for ever."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            llm.generate("Once", GREEDY, use_tqdm=False)
+        except EngineClosed as error:
+            llm.close()
+            os._exit(7 if "fork" in str(error) else 8)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert llm.generate("Once", GREEDY, use_tqdm=False)[0].text
+
+
+def test_an_instruction_set_that_is_not_here_is_not_ignored(smollm2_path):
+    with pytest.raises(OptionError, match="sse9.*generic"):
+        LLM(str(smollm2_path), isa="sse9")
+
+
 def test_bad_requests_do_not_touch_good_ones(llm):
     before = llm.generate("Once", GREEDY, use_tqdm=False)[0].text
     ids = [{"prompt_token_ids": ids} for ids in ([], [-1], [10**9], [1.5], ["a"])]
-    for bad in ("", [[]], {"text": "x"}, [5.5], [None], *ids):
+    ids += [{"prompt_token_ids": ids} for ids in (None, 5, "ab")]
+    for bad in ("", [[]], {"text": "x"}, [5.5], [None], None, 5, b"ab", np.array(3), *ids):
         with pytest.raises(PromptError):
             llm.generate(bad, GREEDY, use_tqdm=False)
     with pytest.raises(PromptTooLong, match="1,024"):

@@ -131,6 +131,11 @@ class BlockPool:
         request.blocks.clear()
         request.registered = request.serial = request.computed = 0
 
+    def check_idle(self) -> None:
+        """Raises RuntimeError if a block is held while no request runs; in constant time, unlike `check`."""
+        if self.available != self.num_blocks or self._computing:
+            raise RuntimeError(f"{self.num_blocks - self.available} of {self.num_blocks} blocks were not given back")
+
     def check(self, requests=()) -> None:
         """Raises RuntimeError if the books do not balance: held + available = all, references = tables, entries = blocks."""
         held: dict[int, int] = {}

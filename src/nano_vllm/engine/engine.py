@@ -266,9 +266,9 @@ class Engine:
         self.stats.prompt_tokens += request.prompt_length
         self.stats.output_tokens += request.output_length
         self.stats.prefix_hit_tokens += request.cached_tokens
+        request.sink(update)
         if not request.in_flight:
             self._retire(request)
-        request.sink(update)
 
     def _retire(self, request: Request) -> None:
         """No outstanding step names the request: its blocks go back, the full ones stay findable."""

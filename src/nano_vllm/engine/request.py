@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ..text.detokenizer import Detokenizer
 
 STOP, LENGTH, ABORT, TIMEOUT, ERROR = "stop", "length", "abort", "timeout", "error"
-REASONS = (STOP, LENGTH, ABORT, TIMEOUT, ERROR)
 
 
 @dataclass

@@ -95,14 +95,23 @@ class EngineThread:
         while not self._commands.empty():
             if (command := self._commands.get()) is not None:
                 command()
-        for request_id in list(engine.requests):
-            engine.abort(request_id, ABORT if self._failure is None else ERROR, self._failure)
+        for request in list(engine.requests.values()):
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        """A request's last update, in whatever state a fault has left the engine's books."""
+        try:
+            self.engine.abort(request.id, ABORT if self._failure is None else ERROR, self._failure)
+        except Exception:
+            log.exception("request %s was not taken back", request.id)
 
     def _drain_commands(self) -> bool:
         """Runs the commands that wait; blocks for one when there is nothing else to do. False: time to end."""
         while True:
-            if self.engine.busy and self._commands.empty():
-                return True
+            if self._commands.empty():
+                if self.engine.busy:
+                    return True
+                self.engine.pool.check_idle()
             command = self._commands.get()
             if command is None:
                 return False

@@ -17,7 +17,7 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 def _json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelFileError(f"{path.name} cannot be read", str(error)) from None
     if not isinstance(content, dict):
         raise ModelFileError(f"{path.name} is not an object", f"it holds {type(content).__name__}")
@@ -31,7 +31,10 @@ def read_config(folder: Path) -> dict:
         if (folder / name).is_file():
             config |= {k: v for k, v in _json(folder / name).items() if v is not None}
     if (folder / "chat_template.jinja").is_file():
-        config["chat_template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        try:
+            config["chat_template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        except (ValueError, OSError) as error:
+            raise ModelFileError("chat_template.jinja cannot be read", str(error)) from None
     return config
 
 

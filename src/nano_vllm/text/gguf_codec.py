@@ -9,6 +9,7 @@ from .spm import SPACE, SentencePieces
 
 def open_codec(metadata: dict) -> tuple["GGUFCodec", vocabulary.Vocabulary, bool, bool]:
     """Codec, vocabulary, add_bos, add_eos of `tokenizer.ggml.*`. UnsupportedModel for another model or pre-tokenizer."""
+    vocabulary.check_types(metadata)
     model = metadata.get("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise UnsupportedModel(

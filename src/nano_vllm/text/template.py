@@ -38,10 +38,12 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str | None, special_tokens: dict[str, str], control_tokens: Iterable[str] | None = None) -> None:
-        if not source:
+        if source is None or source == "":
             raise TemplateError(
                 "the model has no chat template", "", "Prompt it with plain text (--raw, or generate), or give a template."
             )
+        if not isinstance(source, str):
+            raise TemplateError("a chat template must be text", f"it is {type(source).__name__}")
         from .sandbox import Sandbox
 
         self.source, self.special_tokens = source, dict(special_tokens)

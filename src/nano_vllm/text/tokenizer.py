@@ -6,7 +6,9 @@ no text becomes a control token, even where the merges of the vocabulary would s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Protocol
 
@@ -142,9 +144,12 @@ class Tokenizer:
     def decode(self, ids, skip_special_tokens: bool = True) -> str:
         """Text of ids as a whole text: the space that encoding puts before a text is dropped. Invalid UTF-8 becomes U+FFFD.
 
-        Raises PromptError for an id outside the vocabulary.
+        Raises PromptError for an id outside the vocabulary, and for what is no id.
         """
-        special = not skip_special_tokens
+        special, ids = not skip_special_tokens, list(ids) if isinstance(ids, Iterable) else [ids]
+        for i in ids:
+            if not isinstance(i, Integral):
+                raise PromptError("ids must be a list of whole numbers", f"{i!r:.60} is of type {type(i).__name__}")
         text = b"".join([self.token_bytes(int(i), special) for i in ids]).decode("utf-8", "replace")
         return text[1:] if self._codec.prefix and text.startswith(" ") else text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,10 +53,43 @@ class Vocabulary:
     end: frozenset[int]
 
 
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(type(text) is str for text in value)
+
+
+def _numbers(kinds: str) -> Callable[[object], bool]:
+    """Whether a value is a list of numbers; `kinds`: NumPy's letters of the types it may have."""
+    return lambda value: isinstance(value, (list, np.ndarray)) and np.asarray(value).dtype.kind in kinds
+
+
+TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("ggml.model", "ggml.pre", "chat_template"), ("a text", lambda value: type(value) is str)),
+    **dict.fromkeys(("ggml.tokens", "ggml.merges"), ("a list of texts", _texts)),
+    "ggml.token_type": ("a list of whole numbers", _numbers("iu")),
+    "ggml.scores": ("a list of numbers", _numbers("iuf")),
+    **dict.fromkeys(
+        [f"ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding")],
+        ("a whole number", lambda value: type(value) is int),
+    ),
+    **dict.fromkeys(
+        [f"ggml.add_{name}" for name in ("bos_token", "eos_token", "space_prefix")],
+        ("true or false", lambda value: type(value) is bool),
+    ),
+}
+
+
+def check_types(metadata: dict) -> None:
+    """ModelFileError naming the first key whose value is not of the type that readers of the file rely on."""
+    for name, (kind, fits) in TYPES.items():
+        value = metadata.get(f"tokenizer.{name}")
+        if value is not None and not fits(value):
+            raise ModelFileError(f"the key 'tokenizer.{name}' must be {kind}", f"it is a {type(value).__name__}")
+
+
 def _id(metadata: dict, name: str, size: int, default: int | None = None) -> int | None:
     """The id under `tokenizer.ggml.<name>_token_id`; one outside the vocabulary counts as absent."""
     value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    value = default if value is None or not 0 <= int(value) < size else int(value)
+    value = default if value is None or not 0 <= value < size else value
     return value if value is not None and value < size else None
 
 
