@@ -67,10 +67,7 @@ class Engine:
     ) -> Request:
         """Checks what can be checked and returns the request, or raises a RequestError that names the mend."""
         ids = self._checked(prompt_ids, params)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise ParameterError("priority", f"it must be a whole number, not {priority!r}", "Less is served sooner.")
-        if not isinstance(cache_salt, (str, type(None))):
-            raise ParameterError("cache_salt", f"it must be a text or None, not {cache_salt!r}")
+        _check_fields(request_id, priority, cache_salt)
         limit = self.plan.max_model_len
         budget = limit - len(ids) if params.max_tokens is None else params.max_tokens
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
@@ -100,6 +97,8 @@ class Engine:
         return request
 
     def _checked(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        if not isinstance(params, SamplingParams):
+            raise ParameterError("sampling_params", f"it is of type {type(params).__name__}", "Give SamplingParams(…).")
         params.check_against(self.vocab_size)
         if params.stop and self.tokenizer is None:
             raise ParameterError("stop", "this engine has no tokenizer", "Use stop_token_ids.")
@@ -274,3 +273,13 @@ class Engine:
         """No outstanding step names the request: its blocks go back, the full ones stay findable."""
         self.scheduler.remove(request)
         del self.requests[request.id]
+
+
+def _check_fields(request_id: object, priority: object, cache_salt: object) -> None:
+    """ParameterError for what would fail later, in the scheduler or the prefix cache, where it would end every request."""
+    whole = isinstance(priority, (int, np.integer)) and not isinstance(priority, bool)
+    if not (whole and abs(int(priority)) < 2**31):
+        raise ParameterError("priority", "it must be a whole number of 32 bits", "Less is served sooner.")
+    for name, value in (("request_id", request_id), ("cache_salt", cache_salt)):
+        if not isinstance(value, (str, type(None))):
+            raise ParameterError(name, f"it must be a text or None, not {value!r:.60}")

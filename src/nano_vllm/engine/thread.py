@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -24,6 +25,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # between "is it open" and "put": a command is run or refused, never lost
         self._closing = False
+        self._process = os.getpid()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="nano-vllm-engine", daemon=True)
         self._thread.start()
@@ -63,6 +65,8 @@ class EngineThread:
 
     def close(self) -> None:
         """Ends the thread; requests that still run end with finish_reason "abort"."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -70,6 +74,9 @@ class EngineThread:
         self._thread.join()
 
     def _put(self, command: Callable[[], None]) -> None:
+        if os.getpid() != self._process:  # and the lock may have been held when the fork copied it
+            why = "this process was forked from the one that loaded the model, and threads do not come along"
+            raise EngineClosed("the engine runs in another process", why, "Load the model after the fork.")
         with self._lock:
             if self._closing:
                 raise EngineClosed("the engine is closed", str(self._failure or ""), "Load the model again.")
