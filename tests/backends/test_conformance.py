@@ -187,7 +187,7 @@ def rms_error(session, prompts, exact) -> float:
 def budget(architecture: str, format: str) -> float:
     if architecture not in BUDGETS["rms_error"]:
         pytest.fail(f"no budget for {architecture}: run tests/fixtures/make_format_budgets.py")
-    return 1.1 * BUDGETS["rms_error"][architecture][format]
+    return BUDGETS["rms_error"][architecture][format]
 
 
 @pytest.mark.parametrize("format", FORMATS)
