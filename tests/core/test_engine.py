@@ -30,7 +30,7 @@ def test_one_request(depth):
 
 @depths
 @pytest.mark.parametrize("length", [16, 32, 33])
-def test_same_prompt_twice_recomputes_the_last_token(depth, length):  # CASES A1, A5
+def test_same_prompt_twice_recomputes_the_last_token(depth, length):
     client = Client(depth)
     first = client.submit(prompt(length), 4)
     client.run()
@@ -41,7 +41,7 @@ def test_same_prompt_twice_recomputes_the_last_token(depth, length):  # CASES A1
 
 
 @depths
-def test_preempted_requests_with_a_common_prefix(depth):  # CASES A2, A3
+def test_preempted_requests_with_a_common_prefix(depth):
     client = Client(depth, num_blocks=12)
     prompts = [prompt(32) + [k, k + 1] for k in range(8)]
     keys = [client.submit(p, 60) for p in prompts]
@@ -91,7 +91,7 @@ def test_blocks_behind_an_evicted_one_are_replaced():
     assert client.engine.stats.prefix_hit_tokens - hits == (len(again) - 1) // 16 * 16
 
 
-def test_constant_hash_gives_no_false_hit(monkeypatch):  # CASES A12
+def test_constant_hash_gives_no_false_hit(monkeypatch):
     def constant(self, request, i):
         while len(request.digests) <= i:
             request.digests.append(b"same")
@@ -105,7 +105,7 @@ def test_constant_hash_gives_no_false_hit(monkeypatch):  # CASES A12
         assert client.ids[key] == answer(prompt(50, start), 20)
 
 
-def test_salt_separates(monkeypatch):  # CASES A11
+def test_salt_separates(monkeypatch):
     client = Client()
     for salt in (None, "a", "b", "a"):
         client.submit(prompt(48), 2, cache_salt=salt)
@@ -114,7 +114,7 @@ def test_salt_separates(monkeypatch):  # CASES A11
 
 
 @depths
-def test_abort_in_every_state(depth):  # CASES A14
+def test_abort_in_every_state(depth):
     client = Client(depth, num_blocks=16, max_num_seqs=2, max_num_batched_tokens=16)
     keys = [client.submit(prompt(40, k), 30) for k in range(5)]
     client.engine.abort(keys[4])  # queued
@@ -131,7 +131,7 @@ def test_abort_in_every_state(depth):  # CASES A14
     assert client.engine.pool.available == 16
 
 
-def test_an_aborted_prompt_is_computed_no_further():  # CASES D4
+def test_an_aborted_prompt_is_computed_no_further():
     client = Client(1, max_num_batched_tokens=16)
     key = client.submit(prompt(400), 4)
     client.engine.step()

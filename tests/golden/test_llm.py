@@ -66,19 +66,19 @@ def test_chat_ends_by_itself(llm):
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 7])
-def test_stream_is_generate(llm, interval):  # CASES B7
+def test_stream_is_generate(llm, interval):
     params = SamplingParams(temperature=0, max_tokens=23, ignore_eos=True)
     whole = llm.generate("Once upon a time 😀 дети", params, use_tqdm=False)[0]
     pieces = list(llm.generate_stream("Once upon a time 😀 дети", params, stream_interval=interval))
     assert "".join(p.text for p in pieces) == whole.text
     assert sum((p.token_ids for p in pieces), []) == whole.token_ids
-    assert [p.finish_reason for p in pieces] == [None] * (len(pieces) - 1) + ["length"]  # CASES B6
+    assert [p.finish_reason for p in pieces] == [None] * (len(pieces) - 1) + ["length"]
     assert pieces[-1].output.text == whole.text
     assert all(len(p.token_ids) == interval for p in pieces[:-1])
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_stop_string_across_tokens(llm, include):  # CASES B2, B4
+def test_stop_string_across_tokens(llm, include):
     free = llm.generate("Count: 1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)[0]
     at = len(free.text) // 2
     stop = free.text[at - 2 : at + 3]
@@ -99,7 +99,7 @@ def test_min_tokens_holds_ends_back(llm):
     assert len(output.token_ids) > 10 and stop_id not in output.token_ids[:10]
 
 
-def test_seeds_do_not_depend_on_company(llm):  # CASES C1, C3
+def test_seeds_do_not_depend_on_company(llm):
     seeded = SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True)
     free = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
     alone = llm.generate("Once", seeded, use_tqdm=False)[0].text
@@ -114,7 +114,7 @@ def test_penalties_and_filters_run(llm):
     plain = llm.generate("la la la la la", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False)[0]
     held = llm.generate("la la la la la", params, use_tqdm=False)[0]
     assert len(set(held.token_ids)) / len(held.token_ids) > len(set(plain.token_ids)) / len(plain.token_ids)
-    one = SamplingParams(temperature=5.0, top_k=1, max_tokens=10, ignore_eos=True)  # CASES C13
+    one = SamplingParams(temperature=5.0, top_k=1, max_tokens=10, ignore_eos=True)
     assert llm.generate("Once", one, use_tqdm=False)[0].token_ids == llm.generate(
         "Once", SamplingParams(temperature=0, max_tokens=10, ignore_eos=True), use_tqdm=False
     )[0].token_ids
@@ -166,7 +166,7 @@ def test_bad_requests_do_not_touch_good_ones(llm):
     assert llm.generate([[5] * 1023], SamplingParams(temperature=0), use_tqdm=False)[0].finish_reason == "length"
 
 
-def test_leaving_a_stream_frees_everything(llm):  # CASES A14
+def test_leaving_a_stream_frees_everything(llm):
     for _ in range(3):
         for piece in llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True)):
             break
