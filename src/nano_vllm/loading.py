@@ -80,7 +80,7 @@ def choose_backend(options: Options) -> tuple[str, ModuleType]:
             if reasons:
                 log.warning("using backend %s: %s", name, "; ".join(reasons))
             return name, backend
-        reasons.append(f"{name}: {probe.reason} {probe.mend}".rstrip())
+        reasons.append(f"{name}: {probe.reason}. {probe.mend}".rstrip())
     raise BackendUnavailable("no backend can run here", "; ".join(reasons))
 
 

@@ -76,9 +76,12 @@ def options(**asked) -> Options:
 def cache_dir(opts: Options | None = None) -> Path:
     """The folder for downloads: the option, NANO_VLLM_CACHE, or the user's cache folder (XDG)."""
     asked = (opts.cache_dir if opts else None) or os.environ.get(ENVIRONMENT["cache_dir"])
-    if asked:
-        return Path(asked).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nano-vllm"
+    try:
+        if asked:
+            return Path(asked).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nano-vllm"
+    except RuntimeError as error:  # a user without a home
+        raise OptionError("there is no folder for downloads", str(error), "Name one with NANO_VLLM_CACHE or --cache-dir.") from None
 
 
 def check(opts: Options) -> Options:

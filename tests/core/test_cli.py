@@ -273,6 +273,13 @@ def test_several_prompts_run_as_one_batch(capsys, fake):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE")
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_fault(monkeypatch, fake, name):
+    """`nano-vllm run … >&-`: Python then has no stream at all."""
+    monkeypatch.setattr(sys, name, None)
+    assert cli.main(["run", "hello"]) == 0
+
+
 def test_a_reader_that_leaves_ends_the_command_quietly():
     """`nano-vllm info --help | head -0`, in effect: the pipe is closed before anything is written."""
     read, write = os.pipe()
@@ -324,8 +331,17 @@ def test_chat_commands(monkeypatch, capsys, fake, tmp_path):
 
 
 def test_save_says_what_is_wrong(monkeypatch, capsys, fake, tmp_path):
-    _, err = talk(monkeypatch, capsys, "/save", f"/save {tmp_path}/none/talk.md")
-    assert "needs a file's name" in err and "cannot write" in err
+    names = [f"{tmp_path}/none/talk.md", str(tmp_path), "~nobody-has-this-name/x", "a\0b", "x" * 5000]
+    _, err = talk(monkeypatch, capsys, "/save", *(f"/save {name}" for name in names), "/help")
+    assert "needs a file's name" in err and err.count("cannot write") == len(names) and chat.COMMANDS in err
+
+
+def test_a_line_that_is_no_text_does_not_end_the_chat(monkeypatch, capsys, fake):
+    lines = io.TextIOWrapper(io.BytesIO(b"one\n\xff\xfe\ntwo\n"), "utf-8", line_buffering=True)
+    lines._CHUNK_SIZE = 4  # a terminal gives a line at a time
+    monkeypatch.setattr(sys, "stdin", lines)
+    assert cli.main(["chat"]) == 0
+    assert "not utf-8 text" in capsys.readouterr().err and fake.made[0].prompts[0][-1]["content"] == "one"
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(monkeypatch, capsys, fake):

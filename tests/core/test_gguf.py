@@ -229,6 +229,8 @@ def test_config_of_rotary_scaling(tmp_path: Path) -> None:
     assert scaling(numbers() | {"rope_freqs.weight": factors}) == {"rope_type": "factors", "factors": tuple(factors.tolist())}
     with pytest.raises(UnsupportedModel, match="longrope"):
         scaling(llama__rope__scaling__type="longrope")
+    with pytest.raises(ModelFileError, match="scaling.type"):
+        scaling(llama__rope__scaling__type=[1, 2])
     with pytest.raises(ModelFileError, match="scaling.factor"):
         scaling(llama__rope__scaling__type="linear")
     model = open_model(write_gguf(tmp_path / "b.gguf", numbers() | {"rope_freqs.weight": factors}))

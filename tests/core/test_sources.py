@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from nano_vllm.errors import ModelNotFound
-from nano_vllm.options import Options
+from nano_vllm.errors import ModelNotFound, OptionError
+from nano_vllm.options import Options, cache_dir
 from nano_vllm.sources import catalog
 from nano_vllm.sources.resolve import resolve
 
@@ -39,7 +39,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         wheel.writestr("tiny_model-1.0.dist-info/RECORD", "")
     size = (index / "tiny_model-1.0-py3-none-any.whl").stat().st_size
     digest = hashlib.sha256(CONTENT).hexdigest()
-    model = catalog.Packaged("tiny-model==1.0", "tiny_model/tiny.gguf", len(CONTENT), digest, size, "random")
+    model = catalog.Packaged("tiny-model==1.0", "tiny_model/tiny.gguf", len(CONTENT), digest, size, "random", {})
     monkeypatch.setitem(catalog.ALIASES, "tiny", model)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
@@ -151,6 +151,21 @@ def test_names_that_mean_nothing(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         resolve(name)
     assert "smollm2" in caught.value.mend
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a/" + "b" * 5000, "~nobody-has-this-name/x", Path("not-there")], ids="{!s:.9}".format)
+def test_paths_that_cannot_be(name) -> None:
+    with pytest.raises(ModelNotFound, match="no model"):
+        resolve(name)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX looks a user's home up")
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "NANO_VLLM_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(OptionError, match="NANO_VLLM_CACHE"):
+        cache_dir()
 
 
 HUB = """

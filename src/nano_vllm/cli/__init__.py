@@ -100,6 +100,9 @@ def _debugging(argv: list[str]) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, 1 failed, 2 wrongly asked, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else argv
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller (`>&-`): nobody wants to read it
+            setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the answer

@@ -71,8 +71,8 @@ class Chat:
         text = "".join(f"**{m['role']}**\n\n{m['content']}\n\n" for m in self.messages)
         try:
             Path(name).expanduser().write_text(text, "utf-8")
-        except OSError as error:
-            return tell(f"cannot write {name!r}: {error.strerror}")
+        except (OSError, ValueError, RuntimeError) as error:  # whatever a name can do wrong, the conversation goes on
+            return tell(f"cannot write {name!r}: {getattr(error, 'strerror', None) or error}")
         tell(f"({len(self.messages)} messages written to {name})")
 
     def say(self, text: str) -> None:
@@ -118,6 +118,9 @@ class Chat:
                 continue
             except EOFError:
                 return
+            except UnicodeDecodeError as error:
+                tell(f"(that line is not {error.encoding} text and was not sent)")
+                continue
             if line.startswith("/"):
                 if not self.command(line):
                     return

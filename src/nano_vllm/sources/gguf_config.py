@@ -129,6 +129,8 @@ def _scaling(header: GGUFHeader, get: _Keys) -> dict | None:
     if "rope_freqs.weight" in header.tensors:
         return {"rope_type": "factors", "factors": _factors(header)}
     kind = header.metadata.get(f"{get.architecture}.rope.scaling.type", "none")
+    if not isinstance(kind, str):
+        raise ModelFileError(f"the key '{get.architecture}.rope.scaling.type' must be a text", f"it is {kind!r:.50}")
     if f"{get.architecture}.rope.scale_linear" in header.metadata:  # the key's name before 2023-10
         return {"rope_type": "linear", "factor": get.number("rope.scale_linear")}
     if kind == "none":

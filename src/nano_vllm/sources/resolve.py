@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -29,11 +30,18 @@ def resolve(model: str, options: Options | None = None) -> Path:
     """
     if model in catalog.ALIASES:
         return catalog.fetch(model, options)
-    path = Path(model).expanduser()
-    if path.is_file():
-        return path
-    if model and path.is_dir():  # an empty name would be the current folder
-        return _inside(path)
+    model = os.fspath(model)
+    try:
+        path = Path(model).expanduser()
+        if path.is_file():
+            return path
+        if model and path.is_dir():  # an empty name would be the current folder
+            return _inside(path)
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that may not be searched, ~ of nobody
+        if isinstance(error, ModelNotFound):
+            raise
+        why = getattr(error, "strerror", None) or str(error)
+        raise ModelNotFound(f"no model {model!r:.200}", why, "Check the path and its permissions.") from None
     found = REPOSITORY.fullmatch(model)
     if not found:
         aliases = ", ".join(catalog.ALIASES)
