@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-kernels = pytest.importorskip("nano_vllm._native").kernels
+from nano_vllm._native import kernels
 
 ISAS = kernels.isas()
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1.1754944e-38, 3.4e38, -3.4e38, math.inf, -math.inf, math.nan, 2.5, 3.5, -0.5]
