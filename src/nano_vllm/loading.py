@@ -10,6 +10,7 @@ from types import ModuleType
 from . import registry
 from .engine.engine import Engine
 from .errors import BackendUnavailable, ModelFileError, OptionError
+from .memory.machine import trim
 from .memory.plan import Plan, resolve
 from .model.program import Program, lower
 from .model.spec import Model
@@ -35,6 +36,7 @@ class Loaded:
 
     def close(self) -> None:
         self.engine.session.close()
+        trim()
 
 
 def load(options: Options) -> Loaded:

@@ -81,7 +81,8 @@ def cache_dir(opts: Options | None = None) -> Path:
             return Path(asked).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nano-vllm"
     except RuntimeError as error:  # a user without a home
-        raise OptionError("there is no folder for downloads", str(error), "Name one with NANO_VLLM_CACHE or --cache-dir.") from None
+        mend = "Name one with NANO_VLLM_CACHE or --cache-dir."
+        raise OptionError("there is no folder for downloads", str(error), mend) from None
 
 
 def check(opts: Options) -> Options:

@@ -153,7 +153,9 @@ def test_names_that_mean_nothing(name: str) -> None:
     assert "smollm2" in caught.value.mend
 
 
-@pytest.mark.parametrize("name", ["a" * 5000, "a/" + "b" * 5000, "~nobody-has-this-name/x", Path("not-there")], ids="{!s:.9}".format)
+@pytest.mark.parametrize(
+    "name", ["a" * 5000, "a/" + "b" * 5000, "~nobody-has-this-name/x", Path("not-there")], ids="{!s:.9}".format
+)
 def test_paths_that_cannot_be(name) -> None:
     with pytest.raises(ModelNotFound, match="no model"):
         resolve(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -214,6 +216,25 @@ def test_closing(smollm2_path):
     llm.close()
     with pytest.raises(EngineClosed):
         llm.generate("Once", GREEDY, use_tqdm=False)
+
+
+MEMORY = """
+import gc, sys
+from nano_vllm import LLM, SamplingParams
+for _ in range(4):
+    with LLM(sys.argv[1], backend="cpu", num_blocks=64, threads=2) as llm:
+        llm.generate(["Once"] * 4, SamplingParams(max_tokens=4), use_tqdm=False)
+    gc.collect()
+    print(next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS")))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this system does not tell what a process holds")
+def test_closing_gives_the_memory_back(smollm2_path):
+    """What is left is the interpreter, libraries and the tokenizer's few words: less than the weights, and no more each time."""
+    done = subprocess.run([sys.executable, "-c", MEMORY, str(smollm2_path)], capture_output=True, text=True, timeout=120)
+    held = [int(line) for line in done.stdout.split()]
+    assert len(held) == 4 and max(held) < smollm2_path.stat().st_size and held[3] < held[1] + 10e6, (held, done.stderr)
 
 
 def test_async(smollm2_path):
