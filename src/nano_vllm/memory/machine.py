@@ -41,7 +41,17 @@ def _number(path: str) -> int | None:
 
 
 def free_memory() -> int:
-    """Bytes that can still be had: the machine's available memory, or what the container leaves, if less.
+    """Bytes that can still be had; where the system does not tell, half of what the machine has."""
+    measured = measured_free_memory()
+    if measured is not None:
+        return measured
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return 4 * 10**9
+
+
+def measured_free_memory() -> int | None:
+    """The machine's available memory, or what the container leaves, if less; None where the system does not tell.
 
     Reclaimable page cache counts as free on the machine (MemAvailable) and inside the container (inactive_file).
     """
@@ -56,11 +66,7 @@ def free_memory() -> int:
         limit, usage = _number(limit_file), _number(usage_file)
         if limit is not None and usage is not None and limit < 2**60:
             free.append(max(0, limit - usage + _inactive_file(stat_file)))
-    if free:
-        return min(free)
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return 4 * 10**9
+    return min(free, default=None)
 
 
 def trim() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import NotEnoughMemory, OptionError
 from ..model.program import Program
 from ..options import Options
-from .machine import format_bytes, free_memory, parse_bytes, physical_cores
+from .machine import format_bytes, free_memory, measured_free_memory, parse_bytes, physical_cores
 
 ITEMSIZE = {"f32": 4, "f16": 2, "bf16": 2}
 
@@ -64,6 +64,7 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
 
 def _blocks(options: Options, program: Program, block_bytes: int) -> tuple[int, str]:
     if options.num_blocks is not None:
+        _check_fits(options.num_blocks, block_bytes)
         return options.num_blocks, "num_blocks as asked"
     if options.kv_cache_memory is not None:
         budget, source = parse_bytes(options.kv_cache_memory), "kv_cache_memory"
@@ -77,11 +78,23 @@ def _blocks(options: Options, program: Program, block_bytes: int) -> tuple[int, 
             f"one block of {options.block_size} tokens takes {format_bytes(block_bytes)}; {source} gives {format_bytes(budget)}",
             f"Give kv_cache_memory at least {format_bytes(block_bytes)}.",
         )
+    _check_fits(blocks, block_bytes)
     longest = options.max_model_len or program.context
     enough = options.max_num_seqs * -(-longest // options.block_size)
     if options.kv_cache_memory is None and blocks > enough:
         return enough, f"{options.max_num_seqs} requests of {longest:,} tokens"
     return blocks, f"{format_bytes(budget)} ({source}) / {format_bytes(block_bytes)} per block"
+
+
+def _check_fits(blocks: int, block_bytes: int) -> None:
+    """The system would hand out addresses for more than it has, and end the process once they are written to."""
+    free, need = measured_free_memory(), blocks * block_bytes
+    if free is not None and need > free:
+        raise NotEnoughMemory(
+            f"a cache of {blocks:,} blocks does not fit the memory",
+            f"{blocks:,} x {format_bytes(block_bytes)} are {format_bytes(need)}; {format_bytes(free)} are free",
+            f"Ask for num_blocks of at most {free // block_bytes}, or for a smaller kv_cache_memory.",
+        )
 
 
 def _max_model_len(options: Options, program: Program, tokens: int, block_bytes: int) -> tuple[int, str]:
