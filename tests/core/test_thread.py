@@ -108,3 +108,11 @@ def test_a_block_that_is_lost_is_noticed_when_idle():
     threaded.thread._thread.join(30)
     with pytest.raises(EngineClosed, match="1 of 64 blocks"):
         threaded.submit([1, 2, 3])
+
+
+def test_closing_from_the_engines_own_thread(threaded):
+    """The garbage collector ends a model that nobody holds in whatever thread it happens to run."""
+    threaded.thread.call(lambda engine: threaded.thread.close())
+    threaded.thread.close()
+    with pytest.raises(EngineClosed):
+        threaded.submit([1, 2])

@@ -71,7 +71,8 @@ class EngineThread:
             if not self._closing:
                 self._closing = True
                 self._commands.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # the garbage collector runs in any thread, this one too
+            self._thread.join()
 
     def _put(self, command: Callable[[], None]) -> None:
         if os.getpid() != self._process:  # and the lock may have been held when the fork copied it
