@@ -43,32 +43,36 @@ inline void finish(const Merged &state, float *out, int head_size) {
     for (int d = 0; d < head_size; d += 16) store_n(out + d, load(state.acc + d) / l, head_size - d < 16 ? head_size - d : 16);
 }
 
+// Query rows [query, query + kTile) of a sequence and kv head, row-major over (row, head of the group); `queries` in all.
+inline QueryTile tile_of(const AttendTask &task, int sequence, int kv_head, int query, int queries) {
+    const int group = task.heads / task.cache.kv_heads, head_size = task.cache.head_size;
+    QueryTile tile;
+    tile.sequence = sequence;
+    tile.kv_head = kv_head;
+    tile.count = queries - query < kTile ? queries - query : kTile;
+    for (int r = 0; r < tile.count; ++r) {
+        const int row = task.step->starts[sequence] + (query + r) / group, head = kv_head * group + (query + r) % group;
+        const int position = task.step->positions[row];
+        tile.q[r] = task.src.row(row) + head * head_size;
+        tile.out[r] = task.dst.row(row) + head * head_size;
+        tile.end[r] = position + 1;
+        tile.begin[r] = task.window > 0 && position + 1 > task.window ? position + 1 - task.window : 0;
+    }
+    return tile;
+}
+
 // Visits the tiles of a step whose ordinal is `thread` modulo `threads`: visit(ordinal, tile).
 template <class F>
 inline void for_each_tile(const AttendTask &task, int thread, int threads, F &&visit) {
     const Step &step = *task.step;
-    const int group = task.heads / task.cache.kv_heads, head_size = task.cache.head_size;
+    const int group = task.heads / task.cache.kv_heads;
     int64_t base = 0;
     for (int sequence = 0; sequence < step.sequences; ++sequence) {
-        const int first = step.starts[sequence], queries = (step.starts[sequence + 1] - first) * group;
+        const int queries = (step.starts[sequence + 1] - step.starts[sequence]) * group;
         const int tiles = (queries + kTile - 1) / kTile;
         const int64_t units = int64_t(tiles) * task.cache.kv_heads;
-        for (int64_t unit = (thread - base % threads + threads) % threads; unit < units; unit += threads) {
-            QueryTile tile;
-            tile.sequence = sequence;
-            tile.kv_head = int(unit / tiles);
-            const int query = int(unit % tiles) * kTile;
-            tile.count = queries - query < kTile ? queries - query : kTile;
-            for (int r = 0; r < tile.count; ++r) {
-                const int row = first + (query + r) / group, head = tile.kv_head * group + (query + r) % group;
-                const int position = step.positions[row];
-                tile.q[r] = task.src.row(row) + head * head_size;
-                tile.out[r] = task.dst.row(row) + head * head_size;
-                tile.end[r] = position + 1;
-                tile.begin[r] = task.window > 0 && position + 1 > task.window ? position + 1 - task.window : 0;
-            }
-            visit(base + unit, tile);
-        }
+        for (int64_t unit = (thread - base % threads + threads) % threads; unit < units; unit += threads)
+            visit(base + unit, tile_of(task, sequence, int(unit / tiles), int(unit % tiles) * kTile, queries));
         base += units;
     }
 }
@@ -97,13 +101,26 @@ inline void merge_splits(const QueryTile &tile, int head_size, F &&each) {
 }
 
 template <class T>
-inline void attend_whole(const AttendTask &task, int thread, int threads) {
-    for_each_tile(task, thread, threads, [&](int64_t, const QueryTile &tile) {
-        merge_splits(tile, task.cache.head_size, [&](int split, SplitResult &space) -> const SplitResult & {
-            attend_split<T>(task, tile, split * kSplit, space);
-            return space;
-        });
+inline void attend_tile(const AttendTask &task, const QueryTile &tile) {
+    merge_splits(tile, task.cache.head_size, [&](int split, SplitResult &space) -> const SplitResult & {
+        attend_split<T>(task, tile, split * kSplit, space);
+        return space;
     });
+}
+
+template <class T>
+inline void attend_whole(const AttendTask &task, int thread, int threads) {
+    for_each_tile(task, thread, threads, [&](int64_t, const QueryTile &tile) { attend_tile<T>(task, tile); });
+}
+
+template <class T>
+inline void attend_one_row(const RotateTask &rotate, const AttendTask &task, int thread, int threads) {
+    const int kv_heads = task.cache.kv_heads, group = task.heads / kv_heads;
+    for (int64_t unit = thread; unit < int64_t(task.step->sequences) * kv_heads; unit += threads) {
+        const int sequence = int(unit / kv_heads), kv_head = int(unit % kv_heads);
+        rotate_group<T>(rotate, task.step->starts[sequence], kv_head);
+        for (int query = 0; query < group; query += kTile) attend_tile<T>(task, tile_of(task, sequence, kv_head, query, group));
+    }
 }
 
 template <class T>
@@ -121,6 +138,14 @@ inline void attend(const AttendTask &task, int thread, int threads) {
         case CacheType::f32: return attend_whole<float>(task, thread, threads);
         case CacheType::f16: return attend_whole<F16>(task, thread, threads);
         case CacheType::bf16: return attend_whole<BF16>(task, thread, threads);
+    }
+}
+
+inline void rotate_and_attend(const RotateTask &rotate, const AttendTask &task, int thread, int threads) {
+    switch (task.cache.type) {
+        case CacheType::f32: return attend_one_row<float>(rotate, task, thread, threads);
+        case CacheType::f16: return attend_one_row<F16>(rotate, task, thread, threads);
+        case CacheType::bf16: return attend_one_row<BF16>(rotate, task, thread, threads);
     }
 }
 

@@ -89,31 +89,35 @@ inline void store_key(T *tile, int lane, const float *key, int head_size) {
     }
 }
 
+// The heads of one row that share a kv head: their q and k normed and rotated, k and v put into the cache.
 template <class T>
-inline void rotate_as(const RotateTask &task, int64_t begin, int64_t end) {
+inline void rotate_group(const RotateTask &task, int64_t row, int kv_head) {
     const Step &step = *task.step;
     const CacheView &cache = task.cache;
-    const int size = cache.head_size, half = size / 2;
-    for (int64_t row = begin; row < end; ++row) {
-        const float *cosine = task.cosine + row * half, *sine = task.sine + row * half;
-        float *q = task.rows.row(row), *k = q + task.heads * size, *v = k + cache.kv_heads * size;
-        for (int head = 0; head < task.heads + cache.kv_heads; ++head) {
-            const float *norm = head < task.heads ? task.q_norm : task.k_norm;
-            if (norm) rms_norm(q + head * size, q + head * size, norm, size, task.eps);
-            rotate_head(q + head * size, cosine, sine, size);
-        }
-        const int position = step.positions[row];
-        const int64_t block = step.blocks[int64_t(step.sequence[row]) * step.max_blocks + position / cache.block_size];
-        const int slot = position % cache.block_size;
-        for (int head = 0; head < cache.kv_heads; ++head) {
-            store_key(static_cast<T *>(cache.keys) + cache.key_tile(block, head, slot), slot & 15, k + head * size, size);
-            T *value = static_cast<T *>(cache.values) + cache.value(block, head, slot);
-            for (int d = 0; d < size; d += 16) {
-                const int n = lanes_left(size, d);
-                store_rounded(value + d, load_n(v + head * size + d, n), n);
-            }
-        }
+    const int size = cache.head_size, group = task.heads / cache.kv_heads;
+    const float *cosine = task.cosine + row * (size / 2), *sine = task.sine + row * (size / 2);
+    const auto turn = [&](float *x, const float *norm) {
+        if (norm) rms_norm(x, x, norm, size, task.eps);
+        rotate_head(x, cosine, sine, size);
+    };
+    float *q = task.rows.row(row) + kv_head * group * size, *k = task.rows.row(row) + (task.heads + kv_head) * size;
+    for (int head = 0; head < group; ++head) turn(q + head * size, task.q_norm);
+    turn(k, task.k_norm);
+    const int position = step.positions[row], slot = position % cache.block_size;
+    const int64_t block = step.blocks[int64_t(step.sequence[row]) * step.max_blocks + position / cache.block_size];
+    store_key(static_cast<T *>(cache.keys) + cache.key_tile(block, kv_head, slot), slot & 15, k, size);
+    const float *v = k + cache.kv_heads * size;
+    T *value = static_cast<T *>(cache.values) + cache.value(block, kv_head, slot);
+    for (int d = 0; d < size; d += 16) {
+        const int n = lanes_left(size, d);
+        store_rounded(value + d, load_n(v + d, n), n);
     }
+}
+
+template <class T>
+inline void rotate_as(const RotateTask &task, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+        for (int kv_head = 0; kv_head < task.cache.kv_heads; ++kv_head) rotate_group<T>(task, row, kv_head);
 }
 
 inline void rotate_rows(const RotateTask &task, int64_t begin, int64_t end) {

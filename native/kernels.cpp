@@ -18,6 +18,7 @@ const Kernels kernels = {
     .gate = gate_rows,
     .rotate = rotate_rows,
     .attend = attend,
+    .rotate_and_attend = rotate_and_attend,
     .attend_splits = attend_splits,
     .attend_merge = attend_merge,
     .attend_tile = kTile,

@@ -84,6 +84,10 @@ struct Kernels {
     // Attention over whole contexts: units i with i % threads == thread.
     void (*attend)(const AttendTask &task, int thread, int threads);
 
+    // rotate, then attend, of a step whose sequences have one row each: a thread reads no key of another's of this step, so that
+    // nothing stands between the two.
+    void (*rotate_and_attend)(const RotateTask &rotate, const AttendTask &task, int thread, int threads);
+
     // The same bits in two halves with a barrier between them, for few queries over long contexts: each split on its own, then
     // the merge.
     void (*attend_splits)(const AttendTask &task, int thread, int threads);

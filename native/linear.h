@@ -1,7 +1,7 @@
 // out = x · wᵀ on packed matrices (see MatrixKernels::linear in matrix.h for what is computed, in which order).
 //
-// A tile is M rows × H halves (16 outputs each) of one block. A block meets all rows before the next one is read, so weights
-// come from memory once whatever the number of rows, and stay in the first two caches meanwhile.
+// A tile is M rows × H halves (16 outputs each) of one block. A block meets many rows before the next one is read, so weights
+// come from memory once for all of these and stay in the first two caches meanwhile, as the rows do.
 #pragma once
 
 #include "matrix.h"
@@ -180,11 +180,17 @@ NANO_INLINE void tile_float(const Matrix &w, const uint8_t *block, const float *
     finish(tile, to, row, half);
 }
 
-// All rows of one block in tiles of up to TILE_ROWS rows, evenly: 5 rows are 3 + 2, not 4 + 1.
-template <class TileOf> NANO_INLINE void over_rows(int rows, const TileOf &tile_of) {
-    int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    for (int row = 0; row < rows; tiles--) {
-        const int m = (rows - row + tiles - 1) / tiles;
+// Rows that meet all blocks before the next ones do: as many as the second cache holds beside a block.
+NANO_INLINE int rows_at_once(const Matrix &w) {
+    const size_t row_bytes = w.quantized() ? (size_t)w.k + w.k / BLOCK * 12 : (size_t)w.k * 4;
+    const int rows = (int)(400000 / row_bytes) / TILE_ROWS * TILE_ROWS;
+    return rows < 16 ? 16 : rows;
+}
+
+// Rows [row, end) of one block in tiles of up to TILE_ROWS rows, evenly: 5 rows are 3 + 2, not 4 + 1.
+template <class TileOf> NANO_INLINE void over_rows(int row, int end, const TileOf &tile_of) {
+    for (int tiles = (end - row + TILE_ROWS - 1) / TILE_ROWS; row < end; tiles--) {
+        const int m = (end - row + tiles - 1) / tiles;
         for (int half = 0; half < 2; half += TILE_HALVES) tile_of(m, row, half);
         row += m;
     }
@@ -205,18 +211,22 @@ template <Format F, bool MINIMUM = false>
 void linear_blocks(const Matrix &w, const Activations &a, const float *x, size_t ldx, int rows, float *out, size_t ldo,
                    int block_begin, int block_end, const float *bias, bool accumulate) {
     const size_t bytes = w.bytes / w.blocks();
-    for (int b = block_begin; b < block_end; b++) {
-        const int first = b * BLOCK, left = w.n - first;
-        const Target to{out + first, ldo, bias ? bias + first : nullptr, accumulate, left < BLOCK ? left : BLOCK};
-        const uint8_t *block = w.data + b * bytes;
-        over_rows(rows, [&](int m, int row, int half) __attribute__((always_inline)) {
-            if (m == 1) tile<1, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
-            if (m == 2) tile<2, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
-            if constexpr (TILE_ROWS > 2) {
-                if (m == 3) tile<3, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
-                if (m == 4) tile<4, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
-            }
-        });
+    const int some = rows_at_once(w);
+    for (int begin = 0; begin < rows; begin += some) {
+        const int end = begin + some < rows ? begin + some : rows;
+        for (int b = block_begin; b < block_end; b++) {
+            const int first = b * BLOCK, left = w.n - first;
+            const Target to{out + first, ldo, bias ? bias + first : nullptr, accumulate, left < BLOCK ? left : BLOCK};
+            const uint8_t *block = w.data + b * bytes;
+            over_rows(begin, end, [&](int m, int row, int half) __attribute__((always_inline)) {
+                if (m == 1) tile<1, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
+                if (m == 2) tile<2, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
+                if constexpr (TILE_ROWS > 2) {
+                    if (m == 3) tile<3, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
+                    if (m == 4) tile<4, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
+                }
+            });
+        }
     }
 }
 

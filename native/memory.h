@@ -5,6 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace nano {
 
@@ -35,6 +40,40 @@ private:
     };
     std::unique_ptr<uint8_t, Free> data_;
     size_t bytes_ = 0;  // a moved-from Memory is assigned anew before use
+};
+
+// Memory that is taken piece by piece and given back as a whole, on huge pages where the system has them: decoding streams through
+// all weights for each token, and finding the addresses of small pages takes as long as reading them.
+class Arena {
+public:
+    // 64-byte aligned, not filled.
+    uint8_t *take(size_t bytes) {
+        bytes = (bytes + 63) / 64 * 64;
+        if (bytes > left_) {
+            left_ = bytes < kChunk ? kChunk : (bytes + kPage - 1) / kPage * kPage;
+            chunks_.emplace_back(static_cast<uint8_t *>(::operator new(left_, std::align_val_t(kPage))));
+            next_ = chunks_.back().get();
+#ifdef MADV_HUGEPAGE
+            madvise(next_, left_, MADV_HUGEPAGE);  // a wish: without it, pages are small
+#endif
+        }
+        uint8_t *taken = next_;
+        next_ += bytes;
+        left_ -= bytes;
+        bytes_ += bytes;
+        return taken;
+    }
+
+    size_t bytes() const { return bytes_; }  // that were taken
+
+private:
+    static constexpr size_t kPage = size_t(2) << 20, kChunk = size_t(32) << 20;
+    struct Free {
+        void operator()(uint8_t *p) const { ::operator delete(p, std::align_val_t(kPage)); }
+    };
+    std::vector<std::unique_ptr<uint8_t, Free>> chunks_;
+    uint8_t *next_ = nullptr;
+    size_t left_ = 0, bytes_ = 0;
 };
 
 }  // namespace nano

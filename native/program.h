@@ -25,6 +25,7 @@ struct Linear {
     std::vector<int> weights, biases;  // parallel
     int src, dst;
     bool accumulate;
+    int prologue = -1;  // the Normalize or Gate before it whose rows it makes itself, as it rounds them; found by `seal`
 };
 
 struct Rotate {

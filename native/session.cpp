@@ -21,6 +21,22 @@ Rows rows_in(const Memory &memory, int width) { return {memory.as<float>(), stri
 // A full vector may be read at the last number of the last row.
 size_t rows_bytes(int64_t rows, int width) { return size_t(rows * stride_of(width) + 16) * sizeof(float); }
 
+bool reads(const Op &op, int buffer) {
+    return std::visit(
+        [&](const auto &it) {
+            using T = std::decay_t<decltype(it)>;
+            if constexpr (std::is_same_v<T, Embed>)
+                return false;
+            else if constexpr (std::is_same_v<T, Rotate>)
+                return it.buffer == buffer;
+            else if constexpr (std::is_same_v<T, Linear>)
+                return it.src == buffer || (it.accumulate && it.dst == buffer);
+            else
+                return it.src == buffer;
+        },
+        op);
+}
+
 }  // namespace
 
 Session::Session(const SessionShape &shape, const Kernels &kernels) : shape_(shape), kernels_(kernels), pool_(shape.threads) {
@@ -67,15 +83,16 @@ int Session::add_matrix(const Matrix &shape, const Planes &planes) {
     require(shape.n >= 1 && shape.k >= 1, "a matrix must have rows and columns");
     require(!shape.quantized() || (shape.group >= 32 && shape.group % 32 == 0 && shape.k % shape.group == 0),
             "columns must come in whole groups");
-    Memory memory(packed_bytes(shape.format, shape.n, shape.k, shape.group, shape.minimum));
+    const size_t bytes = packed_bytes(shape.format, shape.n, shape.k, shape.group, shape.minimum);
+    uint8_t *packed = weights_.take(bytes);
     pool_.run([&](int thread) {
         const Share part = share(shape.blocks(), thread, pool_.size());
-        pack(shape, planes, memory.data(), int(part.begin), int(part.end));
+        pack(shape, planes, packed, int(part.begin), int(part.end));
     });
     Matrix matrix = shape;
-    matrix.data = memory.data();
-    matrix.bytes = memory.bytes();
-    matrices_.push_back({matrix, std::move(memory)});
+    matrix.data = packed;
+    matrix.bytes = bytes;
+    matrices_.push_back(matrix);
     return int(matrices_.size()) - 1;
 }
 
@@ -100,7 +117,7 @@ void Session::add_op(Op op) {
 
         const Matrix &matrix(int i) const {
             require(i >= 0 && i < int(s.matrices_.size()), "an op names a matrix that does not exist");
-            return s.matrices_[i].matrix;
+            return s.matrices_[i];
         }
         void leaves(int dst, int width) const {
             s.check_buffer(dst, width);
@@ -167,33 +184,50 @@ void Session::add_op(Op op) {
     ops_.push_back(std::move(planned));
 }
 
+// A linear over int8 rows makes the rows of the Normalize or Gate before it itself: they are rounded as they come, and are never
+// written out. Its buffer is the linear's alone: every op that reads it comes after another that writes it.
+void Session::absorb() {
+    for (size_t i = 1; i < ops_.size(); ++i) {
+        auto *linear = std::get_if<Linear>(&ops_[i].op);
+        const Op &before = ops_[i - 1].op;
+        const bool makes_rows = std::holds_alternative<Normalize>(before) || std::holds_alternative<Gate>(before);
+        const auto quantized = [&](int w) { return matrices_[w].quantized(); };
+        if (!linear || !makes_rows || ops_[i - 1].dst != linear->src ||
+            !std::all_of(linear->weights.begin(), linear->weights.end(), quantized))
+            continue;
+        bool read_later = false;
+        for (size_t j = i + 1; j < ops_.size() && !read_later && ops_[j].dst != linear->src; ++j)
+            read_later = reads(ops_[j].op, linear->src);
+        if (read_later) continue;
+        linear->prologue = int(i) - 1;
+        ops_[i - 1].absorbed = true;
+    }
+}
+
 // Allocates the buffers, and finds where threads must wait for each other: rows are shared out alike in all ops that go by rows,
 // so that these may follow each other without a barrier.
 void Session::seal() {
     require(!sealed_ && !ops_.empty(), "a session is completed once, with ops in it");
+    absorb();
     bool selected = false, all_keys = false, whole = true;
-    size_t activations = 0;
+    int widest = 0;
     for (Planned &planned : ops_) {
-        bool by_rows = true, leaves_whole = false;
+        bool by_rows = true;
         if (const auto *op = std::get_if<Linear>(&planned.op)) {
-            const auto quantized = [&](int w) { return matrices_[w].matrix.quantized(); };
-            by_rows = std::any_of(op->weights.begin(), op->weights.end(), quantized);  // begins by rounding rows
-            leaves_whole = true;
-            if (by_rows)
-                activations = std::max(activations, activations_bytes(2 * shape_.max_rows, matrices_[op->weights[0]].matrix.k));
+            by_rows = false;
+            for (int w : op->weights)
+                if (matrices_[w].quantized()) widest = std::max(widest, matrices_[w].k);
         } else if (const auto *op = std::get_if<Attend>(&planned.op)) {
             by_rows = false;
-            leaves_whole = true;
             all_keys |= op->window == 0;
             window_ = std::max(window_, op->window);
         } else if (std::holds_alternative<Select>(planned.op)) {
             require(!selected, "rows can be selected once");
             selected = true;
             by_rows = false;
-            leaves_whole = true;
         }
         planned.barrier_before = whole || !by_rows;
-        whole = leaves_whole;
+        if (!planned.absorbed) whole = !by_rows;
         if (!selected) buffers_[planned.dst].wanted_only = false;
     }
     if (all_keys) window_ = 0;
@@ -203,7 +237,11 @@ void Session::seal() {
         buffer.memory = Memory(rows_bytes(buffer.wanted_only ? 1 : shape_.max_rows, buffer.width));
         buffer.rows = rows_in(buffer.memory, buffer.width);
     }
-    activations_ = Memory(activations);
+    if (widest) activations_ = Memory(activations_bytes(2 * shape_.max_rows, widest));
+    for (int thread = 0; widest && thread < pool_.size(); ++thread) {
+        own_.emplace_back(activations_bytes(kFew, widest));
+        row_.emplace_back(rows_bytes(1, widest));
+    }
     sealed_ = true;
 }
 
@@ -223,11 +261,12 @@ void Session::draw(Sampling parameters, int32_t *ids) {
 }
 
 MemoryUse Session::memory() const {
-    MemoryUse use{0, 0, activations_.bytes() + partials_.bytes() + sampler_.bytes() + sequence_.size() * sizeof(int32_t)};
-    for (const auto &matrix : matrices_) use.weights += matrix.memory.bytes();
+    MemoryUse use{weights_.bytes(), 0,
+                  activations_.bytes() + partials_.bytes() + sampler_.bytes() + sequence_.size() * sizeof(int32_t)};
     for (const auto &vector : vectors_) use.weights += vector.memory.bytes();
     for (const auto &cache : caches_) use.kv += cache.keys.bytes() + cache.values.bytes();
     for (const auto &buffer : buffers_) use.scratch += buffer.memory.bytes();
+    for (size_t i = 0; i < own_.size(); ++i) use.scratch += own_[i].bytes() + row_[i].bytes();
     for (const auto &rope : ropes_) use.scratch += rope.turns.bytes() + rope.frequencies.size() * sizeof(float);
     return use;
 }

@@ -15,6 +15,8 @@
 
 namespace nano {
 
+constexpr int kFew = 4;  // rows that every thread rounds for itself, which takes less than to wait for another
+
 struct SessionShape {
     int threads;
     int max_rows;  // tokens of a step
@@ -93,17 +95,14 @@ private:
         int size;
         Memory memory;
     };
-    struct PackedMatrix {
-        Matrix matrix;
-        Memory memory;
-    };
     // An op with what `seal` found out about it.
     struct Planned {
         Op op;
-        bool barrier_before;  // it reads what other threads wrote
-        int dst, width;       // of what it leaves
+        bool barrier_before;    // it reads what other threads wrote
+        int dst, width;         // of what it leaves
+        bool absorbed = false;  // the next op does its work, unless its result is asked for
     };
-    struct Current;  // the step under way, step.cpp
+    struct Current;  // the step under way, current.h
 
     void check_buffer(int buffer, int width) const;
     void check_vector(int vector, int size, bool optional) const;
@@ -111,8 +110,16 @@ private:
     void grow(int wanted_rows);
     void prepare(const StepInput &input, Current &current);
     int64_t partial_bytes(const Attend &op, const Current &current) const;
+    void absorb();
     void execute(Current &current, int thread);
     void turn(const Rope &rope, const Current &current, int thread);
+    RotateTask rotate_task(const Rotate &op, const Current &current) const;
+    AttendTask attend_task(const Attend &op, const Current &current) const;
+    Activations round_rows(const Linear &op, const Current &current, int thread);
+    void add_rests(const Matrix &w, const Activations &activations, const Current &current, Share rows, Rows out, int begin,
+                   int end) const;
+    bool one_call(size_t i, const Current &current, int thread) const;
+    const float *row_of(const Linear &op, int64_t row, float *space) const;
     void copy_out(const Planned &op, int rows, Copy &copy) const;
 
     void apply(const Embed &op, const Current &current, int thread);
@@ -129,14 +136,16 @@ private:
     std::vector<Rope> ropes_;
     std::vector<Cache> caches_;
     std::vector<Vector> vectors_;
-    std::vector<PackedMatrix> matrices_;
+    std::vector<Matrix> matrices_;  // in weights_
+    Arena weights_;
     std::vector<Planned> ops_;
     bool sealed_ = false;
     int logits_ = -1;
     int wanted_rows_ = 0;
     int window_ = 0;  // the widest; 0 where an op sees all keys
     Memory activations_, partials_;
-    std::vector<int32_t> sequence_;  // (max_rows,)
+    std::vector<Memory> own_, row_;                // of each thread: activations of a few rows, and one row of float32
+    std::vector<int32_t> sequence_;                // (max_rows,)
     std::vector<int32_t> firsts_, wanted_firsts_;  // rows at position 0, among all rows and among the wanted ones
     Sampler sampler_;
     Pool pool_;

@@ -5,43 +5,14 @@
 #include <stdexcept>
 #include <string>
 
-#include "session.h"
+#include "current.h"
 
 namespace nano {
-
-struct Session::Current {
-    Step step;
-    const int32_t *tokens, *wanted;
-    int wanted_rows;
-    int rows;         // that ops run on: all, or the wanted ones after Select
-    const std::vector<int32_t> *firsts;  // those of them at position 0
-    int longest = 0;  // context in the step
-    std::vector<Copy> *copies;
-};
 
 namespace {
 
 void require(bool holds, const char *what) {
     if (!holds) throw std::invalid_argument(what);
-}
-
-// How threads share a product: by blocks of outputs, so that each weight is read once, and by rows too where blocks alone would
-// leave threads idle.
-struct Grid {
-    int rows, columns;
-};
-Grid grid_for(int rows, int64_t blocks, int threads) {
-    Grid best{1, threads};
-    int64_t least = INT64_MAX;
-    for (int r = 1; r <= threads; ++r) {
-        if (threads % r != 0) continue;
-        const int64_t columns = threads / r, longest = ((rows + r - 1) / r) * ((blocks + columns - 1) / columns);
-        if (longest < least) {
-            best = {r, int(columns)};
-            least = longest;
-        }
-    }
-    return best;
 }
 
 }  // namespace
@@ -120,8 +91,13 @@ void Session::execute(Current &current, int thread) {
     for (const Rope &rope : ropes_) turn(rope, current, thread);
     for (size_t i = 0; i < ops_.size(); ++i) {
         const Planned &planned = ops_[i];
-        if (planned.barrier_before) pool_.barrier();
+        if (planned.absorbed && !current.copies) continue;
+        if (planned.barrier_before || current.copies) pool_.barrier();
         if (std::holds_alternative<Select>(planned.op) && current.wanted_rows == 0 && !current.copies) return;
+        if (one_call(i, current, thread)) {
+            ++i;
+            continue;
+        }
         std::visit([&](const auto &op) { apply(op, current, thread); }, planned.op);
         if (std::holds_alternative<Select>(planned.op)) {
             current.rows = current.wanted_rows;
@@ -130,9 +106,19 @@ void Session::execute(Current &current, int thread) {
         if (current.copies) {
             pool_.barrier();
             if (thread == 0) copy_out(planned, current.rows, (*current.copies)[i]);
-            pool_.barrier();
         }
     }
+}
+
+// Rotation and attention of a step of single rows, with nothing between them.
+bool Session::one_call(size_t i, const Current &current, int thread) const {
+    if (current.step.rows != current.step.sequences || current.copies || i + 1 == ops_.size()) return false;
+    const auto *rotate = std::get_if<Rotate>(&ops_[i].op);
+    const auto *attend = std::get_if<Attend>(&ops_[i + 1].op);
+    if (!rotate || !attend || rotate->cache != attend->cache || rotate->buffer != attend->src) return false;
+    if (partial_bytes(*attend, current)) return false;
+    kernels_.rotate_and_attend(rotate_task(*rotate, current), attend_task(*attend, current), thread, pool_.size());
+    return true;
 }
 
 void Session::copy_out(const Planned &planned, int rows, Copy &copy) const {
@@ -161,8 +147,7 @@ void Session::turn(const Rope &rope, const Current &current, int thread) {
 void Session::apply(const Embed &op, const Current &current, int thread) {
     const Share part = share(current.rows, thread, pool_.size());
     const Rows &dst = buffers_[op.dst].rows;
-    kernels_.matrix->embed(matrices_[op.weight].matrix, current.tokens, int(part.begin), int(part.end), dst.data,
-                           size_t(dst.stride));
+    kernels_.matrix->embed(matrices_[op.weight], current.tokens, int(part.begin), int(part.end), dst.data, size_t(dst.stride));
 }
 
 void Session::apply(const Normalize &op, const Current &current, int thread) {
@@ -172,83 +157,41 @@ void Session::apply(const Normalize &op, const Current &current, int thread) {
                        part.end);
 }
 
-void Session::apply(const Linear &op, const Current &current, int thread) {
-    const Rows &src = buffers_[op.src].rows, &dst = buffers_[op.dst].rows;
-    Activations activations;
-    int64_t blocks = 0;
-    bool quantized = false;
-    for (int w : op.weights) {
-        blocks += matrices_[w].matrix.blocks();
-        quantized |= matrices_[w].matrix.quantized();
-    }
-    if (quantized) {
-        const int rests = int(current.firsts->size());
-        activations = activations_in(activations_.data(), current.rows + rests, matrices_[op.weights[0]].matrix.k);
-        const Share part = share(current.rows, thread, pool_.size());
-        kernels_.matrix->quantize(src.data, size_t(src.stride), int(part.begin), int(part.end), activations);
-        for (int i = 0; i < rests; ++i) {
-            const int row = (*current.firsts)[i];
-            if (row >= part.begin && row < part.end)
-                kernels_.matrix->quantize_rest(src.row(row), row, current.rows + i, activations);
-        }
-        pool_.barrier();
-    }
-    const Grid grid = grid_for(current.rows, blocks, pool_.size());
-    const Share rows = share(current.rows, thread / grid.columns, grid.rows),
-                part = share(blocks, thread % grid.columns, grid.columns);
-    if (rows.begin == rows.end) return;
-    int64_t base = 0;
-    float *out = dst.row(rows.begin);
-    for (size_t i = 0; i < op.weights.size(); ++i) {
-        const Matrix &w = matrices_[op.weights[i]].matrix;
-        const int64_t begin = std::max(part.begin - base, int64_t(0)), end = std::min(part.end - base, int64_t(w.blocks()));
-        const float *bias = op.biases[i] < 0 ? nullptr : vectors_[op.biases[i]].memory.as<float>();
-        if (begin < end) {
-            kernels_.matrix->linear(w, activations.from(int(rows.begin)), src.row(rows.begin), size_t(src.stride),
-                                    int(rows.end - rows.begin), out, size_t(dst.stride), int(begin), int(end), bias,
-                                    op.accumulate);
-            for (size_t f = 0; w.quantized() && f < current.firsts->size(); ++f) {
-                const int row = (*current.firsts)[f];
-                if (row >= rows.begin && row < rows.end)
-                    kernels_.matrix->linear(w, activations.from(current.rows + int(f)), nullptr, 0, 1,
-                                            out + (row - rows.begin) * dst.stride, size_t(dst.stride), int(begin), int(end),
-                                            nullptr, true);
-            }
-        }
-        base += w.blocks();
-        out += w.n;
-    }
-}
-
-void Session::apply(const Rotate &op, const Current &current, int thread) {
+RotateTask Session::rotate_task(const Rotate &op, const Current &current) const {
     const Rope &rope = ropes_[op.rope];
     const float *cosine = rope.turns.as<float>();
     const auto vector = [&](int i) { return i < 0 ? nullptr : vectors_[i].memory.as<float>(); };
-    const RotateTask task{&current.step,
-                          buffers_[op.buffer].rows,
-                          caches_[op.cache].view,
-                          op.heads,
-                          cosine,
-                          cosine + shape_.max_rows * int64_t(rope.frequencies.size()),
-                          vector(op.q_norm),
-                          vector(op.k_norm),
-                          op.eps};
+    return {&current.step,
+            buffers_[op.buffer].rows,
+            caches_[op.cache].view,
+            op.heads,
+            cosine,
+            cosine + shape_.max_rows * int64_t(rope.frequencies.size()),
+            vector(op.q_norm),
+            vector(op.k_norm),
+            op.eps};
+}
+
+AttendTask Session::attend_task(const Attend &op, const Current &current) const {
+    return {&current.step,
+            buffers_[op.src].rows,
+            buffers_[op.dst].rows,
+            caches_[op.cache].view,
+            op.heads,
+            op.scale,
+            op.window,
+            partials_.data(),
+            (current.longest + kernels_.attend_split - 1) / kernels_.attend_split};
+}
+
+void Session::apply(const Rotate &op, const Current &current, int thread) {
     const Share part = share(current.rows, thread, pool_.size());
-    kernels_.rotate(task, part.begin, part.end);
+    kernels_.rotate(rotate_task(op, current), part.begin, part.end);
 }
 
 void Session::apply(const Attend &op, const Current &current, int thread) {
-    AttendTask task{&current.step,
-                    buffers_[op.src].rows,
-                    buffers_[op.dst].rows,
-                    caches_[op.cache].view,
-                    op.heads,
-                    op.scale,
-                    op.window,
-                    partials_.data(),
-                    0};
+    const AttendTask task = attend_task(op, current);
     if (partial_bytes(op, current) == 0) return kernels_.attend(task, thread, pool_.size());
-    task.splits = (current.longest + kernels_.attend_split - 1) / kernels_.attend_split;
     kernels_.attend_splits(task, thread, pool_.size());
     pool_.barrier();
     kernels_.attend_merge(task, thread, pool_.size());
