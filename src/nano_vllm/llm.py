@@ -5,19 +5,22 @@ from __future__ import annotations
 import queue
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from . import registry
 from .engine.request import Request, Update
 from .engine.thread import EngineThread
-from .errors import PromptError, TemplateError
+from .errors import PromptError, TemplateError, UnknownOption
 from .loading import Loaded, load
 from .options import options as make_options
 from .outputs import Answer, RequestOutput, StreamPiece
 from .sampling.params import SamplingParams, merged
 from .text.template import ChatTemplate, encode_chat
 
+SAMPLING = tuple(field.name for field in fields(SamplingParams))
 Prompt = str | dict[str, Any] | Sequence[int]
 
 
@@ -78,7 +81,7 @@ class LLM:
 
         Args:
             template: `chat_template` (Jinja source instead of the model's), `add_generation_prompt`, `tools`, and what the
-                template itself knows (`enable_thinking`, …).
+                template itself reads (`enable_thinking`, …); a name that it does not read raises UnknownOption.
         """
         several = isinstance(messages, (list, tuple)) and len(messages) > 0 and not isinstance(messages[0], dict)
         chats = messages if several else [messages]
@@ -210,6 +213,11 @@ class LLM:
             raise TemplateError("chat_template must be text", f"it is {type(source).__name__}", "Give the template's source.")
         if source not in self._templates:
             self._templates[source] = ChatTemplate.of(self.tokenizer, source)
+        known = self._templates[source].reads | {"tools", "add_generation_prompt"}
+        for name in template:
+            if name not in known:
+                mend = "Put it into SamplingParams." if name in SAMPLING else registry.nearest(name, sorted(known))
+                raise UnknownOption(f"the chat template does not read {name!r}", "it would be ignored", mend or "Leave it out.")
         rendered = self._templates[source].render(messages, **template)
         return rendered.text, encode_chat(self.tokenizer, rendered)
 

@@ -48,6 +48,7 @@ def load(options: Options) -> Loaded:
         program = lower(opened.spec)
         plan = resolve(options, program, name, backend.KV_DTYPE)
         tokenizer = open_tokenizer(options, opened, program)
+        ends = eos_ids(opened, tokenizer, program.vocab_size)
         session = backend.open(program, opened.weights, plan)
     finally:
         opened.close()
@@ -55,7 +56,7 @@ def load(options: Options) -> Loaded:
         session,
         plan,
         program.vocab_size,
-        eos_ids(opened, tokenizer, program.vocab_size),
+        ends,
         tokenizer,
         options.seed,
         options.enable_prefix_caching,

@@ -6,11 +6,13 @@ import json
 import struct
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from nano_vllm.errors import ModelFileError, ModelNotFound, UnsupportedModel
+from nano_vllm.loading import eos_ids
 from nano_vllm.model.weights import open_model
 from nano_vllm.sources import safetensors
 
@@ -300,3 +302,15 @@ def test_an_unsupported_architecture_lists_the_supported(tmp_path: Path, changes
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM.*qwen3") as caught:
         open_model(write_folder(tmp_path, **changes))
     assert changes["model_type"] is None or "MambaForCausalLM" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["x", 1.5, True, {}, [[1]], [None], float("inf")], ids=str)
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_end_ids_are_ids(tmp_path: Path, file: str, value: object) -> None:
+    folder = write_folder(tmp_path / "model")
+    config = json.loads((folder / file).read_text()) if file == "config.json" else {}
+    (folder / file).write_text(json.dumps(config | {"eos_token_id": value}))
+    with pytest.raises(ModelFileError, match="eos_token_id"):
+        eos_ids(open_model(folder), SimpleNamespace(eos_ids=frozenset()), 40)
+    (folder / file).write_text(json.dumps(config | {"eos_token_id": [3, 99, -1]}))
+    assert eos_ids(open_model(folder), SimpleNamespace(eos_ids=frozenset({5})), 40) == {3, 5}

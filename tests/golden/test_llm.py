@@ -126,6 +126,11 @@ def test_bad_messages(llm):
     for bad in (None, 5, "hi", {"role": "user", "content": "hi"}, iter([]), [], [[]], [5]):
         with pytest.raises(PromptError):
             llm.chat(bad, GREEDY, use_tqdm=False)
+    hello = [{"role": "user", "content": "hi"}]
+    with pytest.raises(UnknownOption, match="max_tokens.*SamplingParams"):
+        llm.chat(hello, max_tokens=3, use_tqdm=False)
+    with pytest.raises(UnknownOption, match="enable_thinkin'.*enable_thinking"):
+        llm.chat(hello, GREEDY, chat_template="{{ enable_thinking }}", enable_thinkin=True, use_tqdm=False)
     for source in (5, ["a"]):
         with pytest.raises(TemplateError, match="must be text"):
             llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False, chat_template=source)

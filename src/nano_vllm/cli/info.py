@@ -66,6 +66,9 @@ def formats(infos) -> dict[str, tuple[int, int]]:
 def tokenizer(opened) -> str:
     """Kind and template, from the metadata: no tokenizer is built for it."""
     if opened.metadata is not None:
+        from ..text.vocabulary import check_types
+
+        check_types(opened.metadata)
         parts = [opened.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre")]
         template = opened.metadata.get("tokenizer.chat_template")
     else:

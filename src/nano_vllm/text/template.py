@@ -35,6 +35,9 @@ class ChatTemplate:
         source: jinja2; None or empty raises TemplateError, because a guessed format would be silently wrong.
         special_tokens: bos_token, eos_token, … -> text; variables of the template.
         control_tokens: texts that users must not be able to write; default the values of special_tokens.
+
+    Attributes:
+        reads: names of the variables that the template looks at.
     """
 
     def __init__(self, source: str | None, special_tokens: dict[str, str], control_tokens: Iterable[str] | None = None) -> None:
@@ -44,13 +47,16 @@ class ChatTemplate:
             )
         if not isinstance(source, str):
             raise TemplateError("a chat template must be text", f"it is {type(source).__name__}")
+        from jinja2.meta import find_undeclared_variables
+
         from .sandbox import Sandbox
 
         self.source, self.special_tokens = source, dict(special_tokens)
         self._shapes = Shapes(special_tokens.values() if control_tokens is None else control_tokens)
         self._sandbox = Sandbox()
         try:
-            self._takes_parts = _loops_over_content(self._sandbox.parse(source))
+            parsed = self._sandbox.parse(source)
+            self._takes_parts, self.reads = _loops_over_content(parsed), frozenset(find_undeclared_variables(parsed))
             self._program = self._sandbox.program(source)
         except Exception as error:
             raise TemplateError("the chat template is broken", f"{error} (line {getattr(error, 'lineno', '?')})") from None
