@@ -88,10 +88,6 @@ class BackendUnavailable(NanoVLLMError, RuntimeError):
     """The backend that was asked for cannot run here."""
 
 
-class MissingExtra(BackendUnavailable, ImportError):
-    """An optional dependency is not installed. The mend is its exact `pip install` line."""
-
-
 class NotEnoughMemory(NanoVLLMError, MemoryError):
     """What was asked does not fit the memory that may be used; the arithmetic is in `why`."""
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_vllm.engine.blocks import BlockPool
-from nano_vllm.errors import ParameterError, PromptError, PromptTooLong
+from nano_vllm.errors import BackendUnavailable, ParameterError, PromptError, PromptTooLong
 from nano_vllm.sampling.params import SamplingParams
 
 from .fake import VOCAB, Client, answer
@@ -211,6 +211,70 @@ def test_a_salt_may_be_any_text():
     client.run()
 
 
+def test_a_priority_that_nobody_reads_is_refused():
+    client = Client()
+    with pytest.raises(ParameterError, match="'fifo' does not read it.*scheduler_policy"):
+        client.submit(prompt(4), priority=1)
+    assert Client(engine_options={"policy": "priority"}).submit(prompt(4), priority=1)
+
+
+@pytest.mark.parametrize("depth", [2, -1, None])
+def test_only_one_step_may_run_ahead(depth):
+    """Rows name ids of the step just before: with two ahead they would take another request's."""
+    with pytest.raises(BackendUnavailable, match="0 or 1"):
+        Client(depth)
+
+
+def test_automatic_ids_collide_with_no_callers():
+    client = Client()
+    keys = [client.submit(prompt(4), request_id=f"r{i}") for i in range(3)] + [client.submit(prompt(4)) for _ in range(3)]
+    assert len(set(keys)) == 6
+    client.run()
+
+
+def test_a_minimum_before_which_nothing_can_be_drawn_is_refused():
+    client, everything = Client(), list(range(VOCAB))
+    with pytest.raises(ParameterError, match="every token ends"):
+        client.submit(prompt(4), params=SamplingParams(min_tokens=1, stop_token_ids=everything))
+    client.submit(prompt(4), params=SamplingParams(min_tokens=1, stop_token_ids=everything[1:], temperature=0))
+    client.submit(prompt(4), params=SamplingParams(stop_token_ids=everything))
+    client.run()
+
+
+def failing(*_):
+    raise ValueError("a caller's own fault")
+
+
+@depths
+@pytest.mark.parametrize("policy", ["fifo", "priority"])
+def test_an_observer_that_raises_ends_its_request_alone(depth, policy, caplog):
+    client = Client(depth, engine_options={"policy": policy})
+    good, bad = client.submit(prompt(20), 9), client.submit(prompt(20, 1), 9, observe=failing)
+    client.run()
+    assert client.ends == {bad: "error", good: "length"} and client.ids[bad] == []
+    assert isinstance(client.errors[bad], ValueError) and "a caller's own fault" in caplog.text
+    assert client.ids[good] == answer(prompt(20), 9)
+
+
+@depths
+@pytest.mark.parametrize("fails_at", [1, 4, 9])
+def test_a_sink_that_raises_ends_its_request_alone(depth, fails_at, caplog):
+    """At its first update, in the middle, at the last one; it still gets one last update, if it had none."""
+    client, seen = Client(depth), []
+
+    def sink(update) -> None:
+        seen.append(update.finish_reason)
+        if len(seen) == fails_at:
+            failing()
+
+    params = SamplingParams(temperature=0, max_tokens=9)
+    client.engine.submit(client.engine.make_request(prompt(20, 1), params, sink))
+    good = client.submit(prompt(20), 12)
+    client.run()
+    assert seen == [None] * min(fails_at, 8) + ["error" if fails_at < 9 else "length"]
+    assert client.ids[good] == answer(prompt(20), 12) and "a caller's own fault" in caplog.text
+
+
 def test_priority_order():
     client = Client(max_num_seqs=1, engine_options={"policy": "priority"})
     low = client.submit(prompt(4), 3, priority=5)
@@ -270,7 +334,7 @@ def test_random_lives(actions, depth, block_size, blocks, budget, seqs, caching,
         if what == "submit":
             length, start, n = args
             p = prompt(length, start)
-            asked[client.submit(p, n, priority=start)] = (p, n)
+            asked[client.submit(p, n, priority=start if policy == "priority" else 0)] = (p, n)
         elif what == "abort" and asked:
             client.engine.abort(list(asked)[args[0] % len(asked)])
         elif what == "step":

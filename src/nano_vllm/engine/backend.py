@@ -77,7 +77,8 @@ class Session(Protocol):
 
     Attributes:
         stages: names of the sampling stages that run on the session's device; rows that need others ask for logits.
-        max_outstanding: tickets that may be open when `submit` is called; 0: each step ends before the next begins.
+        max_outstanding: tickets that may be open when `submit` is called. 0: each step ends before the next begins; 1: one step
+            runs ahead. The engine refuses others: a row takes its id from the step just before, and from none earlier.
         weight_bytes: bytes of weights read by a step that touches all of them.
         kv_bytes_per_token: bytes of cache per token over all layers.
     """

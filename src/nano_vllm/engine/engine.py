@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -11,7 +12,7 @@ from itertools import count
 import numpy as np
 
 from .. import registry
-from ..errors import NanoVLLMError, ParameterError, PromptError, PromptTooLong
+from ..errors import BackendUnavailable, NanoVLLMError, ParameterError, PromptError
 from ..memory.plan import Plan
 from ..sampling import pipeline
 from ..sampling.params import SamplingParams
@@ -19,9 +20,12 @@ from ..text.detokenizer import Detokenizer
 from .backend import Session
 from .batch import Step, build
 from .blocks import BlockPool
+from .checks import check_fields, check_params, checked_ids
 from .request import ABORT, ERROR, LENGTH, STOP, Request, Update
 from .scheduler import Scheduler
 from .stats import Stats
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -32,6 +36,9 @@ class Engine:
     eos_ids: ids that end an answer.
     tokenizer: for stop strings; None where no request has any.
     seed: from which requests without a seed draw theirs; None: from the operating system.
+
+    Raises:
+        BackendUnavailable: the session has more steps under way than the engine can name rows of.
     """
 
     def __init__(
@@ -45,15 +52,18 @@ class Engine:
         prefix_caching: bool = True,
         policy: str = "fifo",
     ) -> None:
+        if session.max_outstanding not in (0, 1):
+            why = f"its session has max_outstanding {session.max_outstanding!r}; a row can name rows of the step just before alone"
+            raise BackendUnavailable("the backend breaks the engine's contract", why, "Let it be 0 or 1.")
         self.session, self.plan, self.vocab_size, self.eos_ids, self.tokenizer = session, plan, vocab_size, eos_ids, tokenizer
         self.pool = BlockPool(plan.num_blocks, plan.block_size, prefix_caching)
-        key = registry.load("policies", policy).key
-        self.scheduler = Scheduler(self.pool, key, plan.max_num_seqs, plan.max_num_batched_tokens)
+        self.policy = registry.load("policies", policy)
+        self.scheduler = Scheduler(self.pool, self.policy.key, plan.max_num_seqs, plan.max_num_batched_tokens)
         self.stats = Stats()
         self.outstanding: deque[Step] = deque()
         self.requests: dict[str, Request] = {}
         self._seeds = np.random.default_rng(seed if seed is not None else int.from_bytes(os.urandom(16), "little"))
-        self._ids = count()
+        self._ids, self._own = count(), os.urandom(6).hex()  # no caller has our ids by accident
 
     def make_request(
         self,
@@ -66,14 +76,17 @@ class Engine:
         observe: Callable | None = None,
     ) -> Request:
         """Checks what can be checked and returns the request, or raises a RequestError that names the mend."""
-        ids = self._checked(prompt_ids, params)
-        _check_fields(request_id, priority, cache_salt)
+        check_params(params, self.vocab_size, self.tokenizer)
+        ids = checked_ids(prompt_ids, self.vocab_size, self.plan)
+        check_fields(request_id, priority, cache_salt, self.policy)
         limit = self.plan.max_model_len
         budget = limit - len(ids) if params.max_tokens is None else params.max_tokens
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
+        if params.min_tokens and len(stop_ids) >= self.vocab_size:
+            raise ParameterError("min_tokens", "every token ends the answer, so none could be drawn", "Use 0.")
         host = pipeline.needed(params) - self.session.stages
         request = Request(
-            id=request_id if request_id is not None else f"r{next(self._ids)}",
+            id=request_id if request_id is not None else f"r{next(self._ids)}-{self._own}",
             tokens=ids,
             prompt_length=len(ids),
             params=params,
@@ -96,28 +109,6 @@ class Engine:
             )
         return request
 
-    def _checked(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
-        if not isinstance(params, SamplingParams):
-            raise ParameterError("sampling_params", f"it is of type {type(params).__name__}", "Give SamplingParams(…).")
-        params.check_against(self.vocab_size)
-        if params.stop and self.tokenizer is None:
-            raise ParameterError("stop", "this engine has no tokenizer", "Use stop_token_ids.")
-        if len(prompt_ids) == 0:
-            raise PromptError("prompt is empty", "there is no token to continue from", "Give at least one token.")
-        for t in prompt_ids:
-            if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t < self.vocab_size:
-                why = f"{t!r} is not an integer from 0 to {self.vocab_size - 1}"
-                raise PromptError("prompt has an id that the vocabulary lacks", why)
-        ids = [int(t) for t in prompt_ids]
-        if len(ids) >= self.plan.max_model_len:
-            reason = self.plan.reasons.get("max_model_len", "as asked")
-            raise PromptTooLong(
-                f"prompt has {len(ids):,} tokens",
-                f"max_model_len is {self.plan.max_model_len:,} for prompt and answer ({reason})",
-                "Shorten the prompt, or raise max_model_len and the cache (kv_cache_memory or num_blocks).",
-            )
-        return ids
-
     def submit(self, request: Request) -> None:
         """Queues a request; from here on it gets exactly one last update."""
         if request.id in self.requests:
@@ -130,7 +121,7 @@ class Engine:
         """Ends a request that never entered."""
         self.stats.rejected += 1
         request.finish_reason, request.finished_at = ERROR, time.perf_counter()
-        request.sink(Update(request, [], finish_reason=ERROR, error=error))
+        self._tell(request, Update(request, [], finish_reason=ERROR, error=error))
 
     @property
     def busy(self) -> bool:
@@ -196,9 +187,7 @@ class Engine:
             return
         ids = result.ids.tolist()
         for row, i in enumerate(step.observed):
-            request = step.sampled[i]
-            if request.observe is not None:
-                request.observe(result.logits[row])
+            self._show(step.sampled[i], result.logits[row])
         if step.observed:
             drawn = pipeline.sample(result.logits, pipeline.rows(step.sampling, step.observed))
             for i, token in zip(step.observed, drawn.tolist()):
@@ -245,9 +234,28 @@ class Engine:
         if update.finish_reason is None and len(request.tokens) >= request.max_length:
             update.finish_reason = LENGTH
         if update.finish_reason is None:
-            request.sink(update)
+            self._tell(request, update)
         else:
             self._finish(request, update)
+
+    def _tell(self, request: Request, update: Update) -> None:
+        try:
+            request.sink(update)
+        except Exception as error:
+            self._blame(request, "sink", error)
+
+    def _show(self, request: Request, logits: np.ndarray) -> None:
+        try:
+            if request.observe is not None:
+                request.observe(logits)
+        except Exception as error:
+            self._blame(request, "observe", error)
+
+    def _blame(self, request: Request, whose: str, error: Exception) -> None:
+        """A caller's function raised: that ends its request, if it still runs, and no other."""
+        log.error("request %s: its %s raised", request.id, whose, exc_info=error)
+        if request.finish_reason is None:
+            self._finish(request, Update(request, [], finish_reason=ERROR, error=error))
 
     def _match_stop(self, request: Request, update: Update) -> None:
         """Stop strings are found where tokens are committed, so that nothing is generated past them."""
@@ -265,7 +273,7 @@ class Engine:
         self.stats.prompt_tokens += request.prompt_length
         self.stats.output_tokens += request.output_length
         self.stats.prefix_hit_tokens += request.cached_tokens
-        request.sink(update)
+        self._tell(request, update)
         if not request.in_flight:
             self._retire(request)
 
@@ -273,13 +281,3 @@ class Engine:
         """No outstanding step names the request: its blocks go back, the full ones stay findable."""
         self.scheduler.remove(request)
         del self.requests[request.id]
-
-
-def _check_fields(request_id: object, priority: object, cache_salt: object) -> None:
-    """ParameterError for what would fail later, in the scheduler or the prefix cache, where it would end every request."""
-    whole = isinstance(priority, (int, np.integer)) and not isinstance(priority, bool)
-    if not (whole and abs(int(priority)) < 2**31):
-        raise ParameterError("priority", "it must be a whole number of 32 bits", "Less is served sooner.")
-    for name, value in (("request_id", request_id), ("cache_salt", cache_salt)):
-        if not isinstance(value, (str, type(None))):
-            raise ParameterError(name, f"it must be a text or None, not {value!r:.60}")

@@ -12,7 +12,7 @@ from ..sampling.params import SamplingParams
 if TYPE_CHECKING:
     from ..text.detokenizer import Detokenizer
 
-STOP, LENGTH, ABORT, TIMEOUT, ERROR = "stop", "length", "abort", "timeout", "error"
+STOP, LENGTH, ABORT, ERROR = "stop", "length", "abort", "error"
 
 
 @dataclass
@@ -46,7 +46,8 @@ class Request:
     registered: full blocks that were offered to the prefix cache.
     serial: of the prefix-cache entry of the last registered block.
     lockstep: its next id depends on host state, so it never runs ahead of its own last id.
-    observe: called with the float32 logits of each sampled row (for tests and tools).
+    sink, observe: called by the engine with each update, and (for tests and tools) with the float32 logits of each sampled row;
+        what they raise is logged and ends this request alone.
     """
 
     id: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+USES_PRIORITY = True
 SECONDS_PER_STEP = 60.0
 
 
