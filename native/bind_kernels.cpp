@@ -5,11 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -131,7 +133,7 @@ QuantizedRows quantize_rows(const std::string &isa, const Floats &x) {
     if (x.shape(1) % BLOCK) refuse("activations are quantised in groups of 32 columns");
     const int rows = (int)x.shape(0), k = (int)x.shape(1);
     Memory memory = allocate(activations_bytes(rows, k));
-    QuantizedRows q{activations_in(memory.get(), rows, k), rows, std::move(memory)};
+    QuantizedRows q{activations_in(memory.get(), k), rows, std::move(memory)};
     kernels_of(isa).quantize(x.data(), leading(x), 0, rows, q.activations);
     return q;
 }
@@ -191,6 +193,19 @@ template <class T> nb::object copy_of(const T *data, size_t rows, size_t columns
     return nb::ndarray<nb::numpy, T>(copy, {rows, columns}, owner).cast();
 }
 
+// One member of all groups, row by row: (rows, k) int8 or (rows, k / 32) numbers.
+template <class Member> nb::object rows_of(const QuantizedRows &x, Member ActivationGroup::*member) {
+    using Item = std::remove_all_extents_t<Member>;
+    const size_t groups = x.activations.k / BLOCK, each = sizeof(Member) / sizeof(Item) / PANEL;
+    std::vector<Item> all(x.rows * groups * each);
+    for (int r = 0; r < x.rows; r++)
+        for (size_t g = 0; g < groups; g++) {
+            const Item *items = (const Item *)&(x.activations.panel(r)[g].*member) + x.activations.lane(r) * each;
+            std::copy_n(items, each, all.begin() + (r * groups + g) * each);
+        }
+    return copy_of(all.data(), x.rows, groups * each);
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_ &module) {
@@ -199,10 +214,10 @@ void bind_kernels(nb::module_ &module) {
         .def_prop_ro("blocks", [](const PackedMatrix &m) { return m.matrix.blocks(); })
         .def_prop_ro("packed", [](const PackedMatrix &m) { return copy_of(m.matrix.data, 1, m.matrix.bytes); });
     nb::class_<QuantizedRows>(module, "Activations")
-        .def_prop_ro("quants", [](const QuantizedRows &x) { return copy_of(x.activations.q, x.rows, x.activations.k); })
-        .def_prop_ro("scales", [](const QuantizedRows &x) { return copy_of(x.activations.scale, x.rows, x.activations.k / 32); })
-        .def_prop_ro("sums", [](const QuantizedRows &x) { return copy_of(x.activations.sum, x.rows, x.activations.k / 32); })
-        .def_prop_ro("shifts", [](const QuantizedRows &x) { return copy_of(x.activations.shift, x.rows, x.activations.k / 32); });
+        .def_prop_ro("quants", [](const QuantizedRows &x) { return rows_of(x, &ActivationGroup::q); })
+        .def_prop_ro("scales", [](const QuantizedRows &x) { return rows_of(x, &ActivationGroup::scale); })
+        .def_prop_ro("sums", [](const QuantizedRows &x) { return rows_of(x, &ActivationGroup::sum); })
+        .def_prop_ro("shifts", [](const QuantizedRows &x) { return rows_of(x, &ActivationGroup::shift); });
 
     module.def("isas", &isas, "Instruction sets that this build and this processor have, widest first.");
     module.def("packed_bytes", [](const std::string &format, int n, int k, int group, bool minimum) {

@@ -48,13 +48,12 @@ NANO_INLINE int32_t four(const int8_t *q) {
     return word;
 }
 
-// 32 columns of q4: the exact sums of M rows; `w` is the half's 256 bytes, `a` the rows' int8 at these columns.
+// 32 columns of q4: the exact sums of M rows from `lane`; `w` is the half's 256 bytes.
 template <int M, int H>
-NANO_INLINE void dot_nibbles(const uint8_t *w, const int8_t *a, size_t lda, const int32_t *sum, size_t groups, int offset,
-                             i32x16 (&dots)[M][H]) {
+NANO_INLINE void dot_nibbles(const uint8_t *w, const ActivationGroup &a, int lane, int offset, i32x16 (&dots)[M][H]) {
     Nibbles acc[M][H];
     for (int m = 0; m < M; m++)
-        for (int h = 0; h < H; h++) acc[m][h] = begin_nibbles(sum[m * groups], offset);
+        for (int h = 0; h < H; h++) acc[m][h] = begin_nibbles(a.sum[lane + m], offset);
 #pragma GCC unroll 4
     for (int t = 0; t < 4; t++) {
         u8x64 low[H], high[H];
@@ -65,36 +64,34 @@ NANO_INLINE void dot_nibbles(const uint8_t *w, const int8_t *a, size_t lda, cons
             high[h] = high_nibbles(both);
         }
         for (int m = 0; m < M; m++) {
-            const int32_t first_half = four(a + m * lda + 4 * t), second_half = four(a + m * lda + 16 + 4 * t);
+            const int32_t first_half = four(a.q[lane + m] + 4 * t), second_half = four(a.q[lane + m] + 16 + 4 * t);
             for (int h = 0; h < H; h++) step(acc[m][h], low[h], first_half);
             for (int h = 0; h < H; h++) step(acc[m][h], high[h], second_half);
         }
     }
     for (int m = 0; m < M; m++)
-        for (int h = 0; h < H; h++) dots[m][h] = end_nibbles(acc[m][h], sum[m * groups], offset);
+        for (int h = 0; h < H; h++) dots[m][h] = end_nibbles(acc[m][h], a.sum[lane + m], offset);
 }
 
 template <int M, int H, bool MINIMUM>
 NANO_INLINE void tile_q4(const Matrix &w, const uint8_t *block, const Activations &a, const Target &to, int row, int half) {
-    const size_t groups = w.k / BLOCK;
-    const int steps = w.group / BLOCK;
+    const ActivationGroup *x = a.panel(row), *end = x + w.k / BLOCK;
+    const int steps = w.group / BLOCK, lane = M == PANEL ? 0 : a.lane(row);
     Tile<M, H> tile;
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
-    const Activations x = a.from(row);
-    for (size_t g = 0; g < groups;) {
+    while (x < end) {
         const uint8_t *scales = block + steps * 512 + half * 32, *mins = scales + 64;
-        for (int s = 0; s < steps; s++, g++, block += 512) {
+        for (int s = 0; s < steps; s++, x++, block += 512) {
             i32x16 dots[M][H];
-            dot_nibbles<M, H>(block + half * 256, x.q + g * BLOCK, w.k, x.sum + g, groups, MINIMUM ? 0 : 8, dots);
+            dot_nibbles<M, H>(block + half * 256, *x, lane, MINIMUM ? 0 : 8, dots);
             for (int h = 0; h < H; h++) {
                 const f32x16 scale = load_f16((const uint16_t *)(scales + h * 32));
                 for (int m = 0; m < M; m++)
-                    tile.sum[m][h] = fma(to_f32(dots[m][h]), scale * set1(x.scale[m * groups + g]), tile.sum[m][h]);
+                    tile.sum[m][h] = fma(to_f32(dots[m][h]), scale * set1(x->scale[lane + m]), tile.sum[m][h]);
                 if constexpr (MINIMUM) {
                     const f32x16 minimum = load_f16((const uint16_t *)(mins + h * 32));
-                    for (int m = 0; m < M; m++)
-                        tile.sum[m][h] = fma(minimum, set1(x.shift[m * groups + g]), tile.sum[m][h]);
+                    for (int m = 0; m < M; m++) tile.sum[m][h] = fma(minimum, set1(x->shift[lane + m]), tile.sum[m][h]);
                 }
             }
         }
@@ -105,15 +102,15 @@ NANO_INLINE void tile_q4(const Matrix &w, const uint8_t *block, const Activation
 
 template <int M, int H>
 NANO_INLINE void tile_q8(const Matrix &w, const uint8_t *block, const Activations &a, const Target &to, int row, int half) {
-    const size_t groups = w.k / BLOCK;
+    const ActivationGroup *x = a.panel(row), *end = x + w.k / BLOCK;
+    const int lane = M == PANEL ? 0 : a.lane(row);
     Tile<M, H> tile;
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
-    const Activations x = a.from(row);
-    for (size_t g = 0; g < groups; g++, block += 1024 + 64) {
+    for (; x < end; x++, block += 1024 + 64) {
         Bytes acc[M][H];
         for (int m = 0; m < M; m++)
-            for (int h = 0; h < H; h++) acc[m][h] = begin_bytes(x.sum[m * groups + g]);
+            for (int h = 0; h < H; h++) acc[m][h] = begin_bytes(x->sum[lane + m]);
 #pragma GCC unroll 8
         for (int t = 0; t < 8; t++) {
             u8x64 weights[H];
@@ -122,14 +119,14 @@ NANO_INLINE void tile_q8(const Matrix &w, const uint8_t *block, const Activation
                 ahead<M>(block + (half + h) * 512 + t * 64);
             }
             for (int m = 0; m < M; m++) {
-                const int32_t columns = four(x.q + m * (size_t)w.k + g * BLOCK + 4 * t);
+                const int32_t columns = four(x->q[lane + m] + 4 * t);
                 for (int h = 0; h < H; h++) step(acc[m][h], weights[h], columns);
             }
         }
         for (int h = 0; h < H; h++) {
             const f32x16 scale = load_f16((const uint16_t *)(block + 1024 + (half + h) * 32));
             for (int m = 0; m < M; m++)
-                tile.sum[m][h] = fma(to_f32(end_bytes(acc[m][h])), scale * set1(x.scale[m * groups + g]), tile.sum[m][h]);
+                tile.sum[m][h] = fma(to_f32(end_bytes(acc[m][h])), scale * set1(x->scale[lane + m]), tile.sum[m][h]);
         }
     }
     finish(tile, to, row, half);
@@ -182,15 +179,16 @@ NANO_INLINE void tile_float(const Matrix &w, const uint8_t *block, const float *
 
 // Rows that meet all blocks before the next ones do: as many as the second cache holds beside a block.
 NANO_INLINE int rows_at_once(const Matrix &w) {
-    const size_t row_bytes = w.quantized() ? (size_t)w.k + w.k / BLOCK * 12 : (size_t)w.k * 4;
+    const size_t row_bytes = w.quantized() ? (size_t)w.k * sizeof(ActivationGroup) / (BLOCK * PANEL) : (size_t)w.k * 4;
     const int rows = (int)(400000 / row_bytes) / TILE_ROWS * TILE_ROWS;
     return rows < 16 ? 16 : rows;
 }
 
-// Rows [row, end) of one block in tiles of up to TILE_ROWS rows, evenly: 5 rows are 3 + 2, not 4 + 1.
-template <class TileOf> NANO_INLINE void over_rows(int row, int end, const TileOf &tile_of) {
-    for (int tiles = (end - row + TILE_ROWS - 1) / TILE_ROWS; row < end; tiles--) {
-        const int m = (end - row + tiles - 1) / tiles;
+// Rows [row, end) of one block in tiles of up to TILE_ROWS rows; no tile reaches over the border of a panel.
+static_assert(PANEL % TILE_ROWS == 0);
+template <class TileOf> NANO_INLINE void over_rows(int row, int end, int first, const TileOf &tile_of) {
+    while (row < end) {
+        const int most = TILE_ROWS - (first + row) % TILE_ROWS, m = end - row < most ? end - row : most;
         for (int half = 0; half < 2; half += TILE_HALVES) tile_of(m, row, half);
         row += m;
     }
@@ -218,7 +216,7 @@ void linear_blocks(const Matrix &w, const Activations &a, const float *x, size_t
             const int first = b * BLOCK, left = w.n - first;
             const Target to{out + first, ldo, bias ? bias + first : nullptr, accumulate, left < BLOCK ? left : BLOCK};
             const uint8_t *block = w.data + b * bytes;
-            over_rows(begin, end, [&](int m, int row, int half) __attribute__((always_inline)) {
+            over_rows(begin, end, a.first, [&](int m, int row, int half) __attribute__((always_inline)) {
                 if (m == 1) tile<1, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
                 if (m == 2) tile<2, F, MINIMUM>(w, block, a, x, ldx, to, row, half);
                 if constexpr (TILE_ROWS > 2) {

@@ -57,23 +57,32 @@ void pack(const Matrix &shape, const Planes &planes, uint8_t *dst, int block_beg
 // Rows of float32 rounded to int8 per 32 columns: x ≈ scale · q with scale = max|x| / 127, q = x · (127 / max|x|) to nearest
 // even. A group whose largest magnitude is under 2^-119 counts as zero (scale 0). A group with a NaN or an infinity has scale
 // NaN and q 0: every output of its row becomes NaN.
+constexpr int PANEL = 4;  // rows that lie together, so that a tile of rows reads one forward stream
+
+struct ActivationGroup {  // 32 columns of a panel
+    int8_t q[PANEL][BLOCK];
+    float scale[PANEL];
+    int32_t sum[PANEL];  // Σ q
+    float shift[PANEL];  // scale · Σ q, what a minimum is multiplied with
+    int32_t unused[PANEL];
+};
+static_assert(sizeof(ActivationGroup) == 192);
+
 struct Activations {
-    int8_t *q = nullptr;       // (rows, k)
-    float *scale = nullptr;    // (rows, k / 32)
-    int32_t *sum = nullptr;    // (rows, k / 32) Σ q
-    float *shift = nullptr;    // (rows, k / 32) scale · Σ q, what a minimum is multiplied with
+    ActivationGroup *groups = nullptr;  // (panels, k / 32)
     int k = 0;
+    int first = 0;  // row 0 of this view
 
     // The same with `row` as its first.
-    NANO_INLINE Activations from(int row) const {
-        const size_t g = (size_t)row * (k / BLOCK);
-        return {q + (size_t)row * k, scale + g, sum + g, shift + g, k};
-    }
+    NANO_INLINE Activations from(int row) const { return {groups, k, first + row}; }
+    // The groups of a row's panel, and its place in each.
+    NANO_INLINE ActivationGroup *panel(int row) const { return groups + (size_t)((first + row) / PANEL) * (k / BLOCK); }
+    NANO_INLINE int lane(int row) const { return (first + row) % PANEL; }
 };
 
-// Memory for `rows` rows of activations (k a multiple of 32), and its division; `memory` is 64-byte aligned.
+// Memory for `rows` rows of activations (k a multiple of 32), and its use; `memory` is 64-byte aligned.
 size_t activations_bytes(int rows, int k);
-Activations activations_in(void *memory, int rows, int k);
+Activations activations_in(void *memory, int k);
 
 // Functions of simd.h that tests call through `probe`.
 enum class Probe {

@@ -22,16 +22,10 @@ size_t packed_bytes(Format format, int n, int k, int group, bool minimum) {
 }
 
 size_t activations_bytes(int rows, int k) {
-    const size_t groups = (size_t)rows * (k / BLOCK);
-    return groups * BLOCK + 3 * groups * 4;
+    return (size_t)((rows + PANEL - 1) / PANEL) * (k / BLOCK) * sizeof(ActivationGroup);
 }
 
-Activations activations_in(void *memory, int rows, int k) {
-    const size_t groups = (size_t)rows * (k / BLOCK);
-    int8_t *q = (int8_t *)memory;
-    float *scale = (float *)(q + groups * BLOCK);
-    return {q, scale, (int32_t *)(scale + groups), scale + 2 * groups, k};
-}
+Activations activations_in(void *memory, int k) { return {(ActivationGroup *)memory, k, 0}; }
 
 namespace {
 
