@@ -26,12 +26,14 @@ class Perplexity:
     tokens: how many were scored.
     windows: how many whole windows the text holds.
     stderr: standard error of `value`: value · sd(nll) / sqrt(tokens − 1).
+    steps: that were computed. A window's last token is in none of them.
     """
 
     value: float
     tokens: int
     windows: int
     stderr: float
+    steps: int
 
 
 # Nothing is drawn, yet a batch names the parameters of every wanted row.
@@ -96,7 +98,7 @@ def perplexity(
         fact = f"the text has {len(ids)} tokens" if window >= 4 else "a window has at least 4 tokens"
         raise OptionError(f"--window {window} is not possible", fact, "Choose a window between 4 and the text's length.")
     table = np.arange(-(-window // block_size), dtype=np.int32)[None]  # (1, blocks)
-    half, scores = window // 2, []
+    half, scores, steps = window // 2, [], 0
     for w in range(windows):
         text = ids[w * window : (w + 1) * window].copy()
         targets = text[1:].copy()
@@ -108,12 +110,12 @@ def perplexity(
             result = session.submit(_batch(text, begin, end, half, table)).result()
             if end > half:
                 scores.append(-log_likelihoods(result.logits, targets[max(begin, half) : end]))
-            begin = end
+            begin, steps = end, steps + 1
         if progress:
             progress(w + 1, windows, math.exp(np.concatenate(scores).mean()))
     nll = np.concatenate(scores)
     value = math.exp(nll.mean())
-    return Perplexity(value, len(nll), windows, value * float(nll.std()) / math.sqrt(len(nll) - 1))
+    return Perplexity(value, len(nll), windows, value * float(nll.std()) / math.sqrt(len(nll) - 1), steps)
 
 
 def of_text(loaded, text: str, window: int, progress: Callable[[int, int, float], None] | None = None) -> Perplexity:

@@ -41,6 +41,7 @@ class FakeLLM:
         self.prompts: list = []
         self.params: list[SamplingParams] = []
         self.counted = {"weight_bytes": 1000, "kv_bytes_per_token": 10, "prompt_tokens": 0}
+        self.counted |= {"prefix_hit_tokens": 0, "steps": 0}
         FakeLLM.made.append(self)
 
     def __enter__(self):
@@ -71,6 +72,7 @@ class FakeLLM:
         if count >= CONTEXT:
             raise PromptTooLong(f"prompt has {count} tokens", f"the context holds {CONTEXT}")
         self.counted["prompt_tokens"] += count
+        self.counted["steps"] += 5
         words = self.words[: params.max_tokens]
         for i, word in enumerate(words):
             if i == FakeLLM.stop_after:
@@ -82,12 +84,14 @@ class FakeLLM:
         return types.SimpleNamespace(
             text="".join(words),
             finish_reason="stop" if len(words) == len(self.words) else "length",
+            error=NanoVLLMError("no token can be drawn") if count == 3 else None,
             usage=types.SimpleNamespace(prompt_tokens=count, completion_tokens=len(words), cached_tokens=0),
             timings=types.SimpleNamespace(queued_s=0.0, first_token_s=0.5, prefill_s=0.5, decode_s=2.0),
         )
 
     def generate(self, prompts, params):
         self.prompts += prompts
+        self.counted["steps"] += 5
         return [self._output(len(p.split()), self.words[: params.max_tokens]) for p in prompts]
 
 
@@ -224,7 +228,7 @@ def test_run_streams_the_answer_and_ends_with_the_summary_on_stderr(capsys, fake
     assert out == "one two three four five\n"
     assert err.count("\n") == 1
     assert (
-        "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s, 0.0 GB/s weights and cache), first token after 0.500 s" in err
+        "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s), 0.0 GB/s weights and cache, first token after 0.500 s" in err
     )
     assert "peak memory" in err or _meter.peak_memory() is None
     assert fake.made[0].prompts == [[{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b c"}]]
@@ -268,8 +272,15 @@ def test_ctrl_c_ends_run_with_the_summary_and_130(capsys, fake):
 def test_several_prompts_run_as_one_batch(capsys, fake):
     assert cli.main(["generate", "a", "b c", "--max-tokens", "2"]) == 0
     out, err = capsys.readouterr()
-    assert out == "one two\none two\n" and "3 prompt tokens" in err and "4 output tokens" in err
-    assert len(fake.made) == 1
+    assert out == "one two\none two\n" and len(fake.made) == 1
+    summary = "3 prompt tokens (6.0 tok/s), 4 output tokens (1.0 tok/s), 0.0 GB/s weights and cache, first token after 0.500 s"
+    assert summary in err
+
+
+def test_of_several_prompts_the_one_that_failed_is_told_and_the_others_are_printed(capsys, fake):
+    assert cli.main(["generate", "a", "b c d", "--max-tokens", "2"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("one two\n") and "nano-vllm: prompt 2 failed: no token can be drawn\n" in err and "4 prompt" in err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE")
@@ -386,14 +397,33 @@ def test_chat_says_that_the_context_is_full(monkeypatch, capsys, fake):
 
 def test_rates_count_what_they_say():
     meter = _meter.Meter(weight_bytes=10**9, kv_bytes_per_token=10**6)
-    meter.add(prompt=100, cached=20, output=11, first_s=0.5, decode_s=2.0)
-    # 10 steps read the weights once each and 101 + … + 110 tokens of cache
-    read = 10 * 10**9 + 10**6 * sum(range(101, 111))
+    meter.add([_meter.Counted(prompt=100, cached=20, output=11, first_s=0.5, last_s=2.5)], steps=12)
+    # 12 steps read the weights once each, and 10 of them 101 + … + 110 tokens of cache
+    read = 12 * 10**9 + 10**6 * sum(range(101, 111))
     line = meter.line()
     assert "100 prompt tokens (160 tok/s, 20 cached)" in line  # 80 computed in half a second
-    assert f"11 output tokens (5.0 tok/s, {read / 2 / 1e9:.1f} GB/s weights and cache)" in line
-    meter.add(prompt=1, cached=0, output=1, first_s=0.1, decode_s=0.0)  # a single token has no decode step
-    assert f"12 output tokens (5.0 tok/s, {read / 2 / 1e9:.1f} GB/s" in meter.line()
+    assert f"11 output tokens (5.0 tok/s), {read / 2.5 / 1e9:.1f} GB/s weights and cache, first token after 0.500 s" in line
+    meter.add([_meter.Counted(1, 0, 1, 0.1, 0.1)], steps=1)  # a single token has no time after it
+    assert "12 output tokens (5.0 tok/s)" in meter.line() and "first token after 0.300 s" in meter.line()
+
+
+def test_requests_that_share_their_steps_share_their_time():
+    meter = _meter.Meter(weight_bytes=10**9, kv_bytes_per_token=10**6)
+    failed = _meter.Counted(prompt=9, cached=0, output=0, first_s=0.1, last_s=0.1)
+    meter.add([_meter.Counted(10, 0, 3, 1.0, 2.0), _meter.Counted(20, 0, 5, 3.0, 5.0), failed], steps=8)
+    read = 8 * 10**9 + 10**6 * (11 + 12 + 21 + 22 + 23 + 24)
+    line = meter.line()
+    assert "39 prompt tokens (13.0 tok/s), 8 output tokens (1.5 tok/s)" in line  # in 3 s; 2 + 4 in the 4 s after the first second
+    assert f"{read / 5 / 1e9:.1f} GB/s weights and cache, first token after 2.000 s" in line
+
+
+def test_the_line_has_the_same_parts_where_nothing_is_generated():
+    assert _meter.Meter().line().startswith(
+        "0 prompt tokens (0 tok/s), 0 output tokens (0 tok/s), 0.0 GB/s weights and cache, no first token"
+    )
+    meter = _meter.Meter(weight_bytes=10**9)
+    meter.add([_meter.Counted(1000, 0, 0, 4.0, 4.0)], steps=6)
+    assert "1,000 prompt tokens (250 tok/s), 0 output tokens (0 tok/s), 1.5 GB/s weights and cache, no first" in meter.line()
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="Linux")
@@ -446,7 +476,7 @@ def test_perplexity_is_the_definitions_however_windows_are_cut_into_steps(window
         session, ids, window, lambda *a: steps.append(a), block_size=16, max_rows=max_rows, max_wanted=max_wanted
     )
     value, tokens, error = expected(session.table, ids, window)
-    assert found.tokens == tokens and found.windows == len(ids) // window
+    assert found.tokens == tokens and found.windows == len(ids) // window and found.steps == len(session.batches)
     assert found.value == pytest.approx(value, rel=1e-9) and found.stderr == pytest.approx(error, rel=1e-6)
     assert [s[:2] for s in steps] == [(w + 1, found.windows) for w in range(found.windows)] and steps[-1][2] == pytest.approx(
         value

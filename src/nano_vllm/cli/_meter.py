@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..memory.machine import format_bytes
 
@@ -27,76 +28,89 @@ def peak_memory() -> int | None:
 
 
 def rate(count: float, seconds: float) -> str:
+    """Three digits or so; "0" where nothing was counted."""
+    if not count:
+        return "0"
     value = count / seconds if seconds > 0 else 0.0
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+class Counted(NamedTuple):
+    """One request of a run. Seconds from the run's beginning to the first token and to the last; without tokens, to the end."""
+
+    prompt: int
+    cached: int
+    output: int
+    first_s: float
+    last_s: float
+
+    @classmethod
+    def of(cls, output) -> Counted:
+        usage, timings = output.usage, output.timings
+        end = timings.first_token_s + timings.decode_s
+        return cls(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, timings.first_token_s, end)
+
+
 @dataclass
 class Meter:
-    """Adds up the requests of a command.
+    """Adds up a command's runs, each of requests that began together and shared their steps; one request is a run, too.
 
-    Prompt rate: prompt tokens that were computed (cached ones are not) over the time to the first token.
-    Output rate: tokens after the first over the time after the first.
-    GB/s: in each step after the first token, all weights once and the keys and values of every earlier token.
+    Prompt rate: prompt tokens that were computed (cached ones are not) over the time until every request had its first token.
+    Output rate: tokens after each request's first over the time from the earliest first token to the end.
+    GB/s: all weights once per step, and the keys and values of every earlier token once per output token after the first, over
+    the whole time. First token: the mean of the requests that had one.
     """
 
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
-    requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    first_s: float = 0.0
-    decode_s: float = 0.0
-    decode_tokens: int = 0
-    decode_bytes: float = 0.0
+    later_tokens: int = 0
+    answered: int = 0  # requests that had a first token
+    first_s: float = 0.0  # the sum of theirs
+    prompt_s: float = 0.0
+    output_s: float = 0.0
+    whole_s: float = 0.0
+    read_bytes: float = 0.0
 
     @classmethod
-    def of(cls, llm) -> Meter:
-        stats = llm.stats()
+    def of(cls, stats: dict) -> Meter:
+        """Of an LLM's `stats()`."""
         return cls(stats["weight_bytes"], stats["kv_bytes_per_token"])
 
-    def add(self, prompt: int, cached: int, output: int, first_s: float, decode_s: float) -> None:
-        """Counts one request."""
-        self.requests += 1
-        self.prompt_tokens += prompt
-        self.cached_tokens += cached
-        self.output_tokens += output
-        self.first_s += first_s
-        if output > 1:
-            steps = output - 1
-            self.decode_tokens += steps
-            self.decode_s += decode_s
-            self.decode_bytes += steps * self.weight_bytes + self.kv_bytes_per_token * (steps * prompt + steps * (steps + 1) / 2)
-
-    def batch(self, outputs: list, seconds: float) -> None:
-        """Counts requests that ran together for `seconds`; steps are shared, so no GB/s is told."""
-        for output in outputs:
-            self.requests += 1
-            self.prompt_tokens += output.usage.prompt_tokens
-            self.cached_tokens += output.usage.cached_tokens
-            self.output_tokens += output.usage.completion_tokens
-        self.first_s = max(output.timings.first_token_s for output in outputs)
-        self.decode_tokens, self.decode_s = self.output_tokens, seconds
+    def add(self, run: list[Counted], steps: int) -> None:
+        """Counts a run and the steps that it took."""
+        end = max(request.last_s for request in run)
+        self.whole_s += end
+        self.prompt_s += max(request.first_s for request in run)
+        self.read_bytes += steps * self.weight_bytes
+        answered = [request for request in run if request.output]
+        if answered:
+            self.output_s += end - min(request.first_s for request in answered)
+        for request in run:
+            self.prompt_tokens += request.prompt
+            self.cached_tokens += request.cached
+        for request in answered:
+            self.answered += 1
+            self.first_s += request.first_s
+            later = request.output - 1
+            self.output_tokens += request.output
+            self.later_tokens += later
+            self.read_bytes += self.kv_bytes_per_token * (later * request.prompt + later * (later + 1) / 2)
 
     def line(self) -> str:
-        """The summary, without a newline."""
+        """The summary, without a newline; the same parts for every command."""
         cached = f", {self.cached_tokens:,} cached" if self.cached_tokens else ""
-        prompt_rate = rate(self.prompt_tokens - self.cached_tokens, self.first_s)
-        parts = [f"{self.prompt_tokens:,} prompt tokens ({prompt_rate} tok/s{cached})"]
-        if self.output_tokens:
-            parts += [self._output(), f"first token after {self.first_s / self.requests:.3f} s"]
+        computed = rate(self.prompt_tokens - self.cached_tokens, self.prompt_s)
+        parts = [
+            f"{self.prompt_tokens:,} prompt tokens ({computed} tok/s{cached})",
+            f"{self.output_tokens:,} output tokens ({rate(self.later_tokens, self.output_s)} tok/s)",
+            f"{self.read_bytes / self.whole_s / 1e9 if self.whole_s else 0.0:.1f} GB/s weights and cache",
+            f"first token after {self.first_s / self.answered:.3f} s" if self.answered else "no first token",
+        ]
         peak = peak_memory()
         return ", ".join(parts + ([f"peak memory {format_bytes(peak)}"] if peak else []))
-
-    def _output(self) -> str:
-        output = f"{self.output_tokens:,} output tokens"
-        if not (self.decode_tokens and self.decode_s):
-            return output
-        speed = f"{rate(self.decode_tokens, self.decode_s)} tok/s"
-        if self.decode_bytes:
-            speed += f", {self.decode_bytes / self.decode_s / 1e9:.1f} GB/s weights and cache"
-        return f"{output} ({speed})"
 
     def tell(self) -> None:
         print(self.line(), file=sys.stderr, flush=True)
@@ -112,7 +126,7 @@ class Answer:
 
     def __init__(self, llm, stream, meter: Meter) -> None:
         self.llm, self.stream, self.meter = llm, stream, meter
-        self.before = llm.stats()["prompt_tokens"]
+        self.before = llm.stats()
         self.text, self.tokens, self.output = "", 0, None
         self.begun, self.first, self.last = time.perf_counter(), 0.0, 0.0
 
@@ -132,11 +146,10 @@ class Answer:
             self._count()
 
     def _count(self) -> None:
+        now = self.llm.stats()
+        prompt, cached, steps = (now[name] - self.before[name] for name in ("prompt_tokens", "prefix_hit_tokens", "steps"))
         if self.output is not None:
-            usage, timings = self.output.usage, self.output.timings
-            self.meter.add(
-                usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, timings.first_token_s, timings.decode_s
-            )
-        elif self.tokens:
-            prompt = self.llm.stats()["prompt_tokens"] - self.before
-            self.meter.add(prompt, 0, self.tokens, self.first - self.begun, self.last - self.first)
+            self.meter.add([Counted.of(self.output)], steps)
+        elif prompt:  # what was refused never began
+            end = (self.last or time.perf_counter()) - self.begun
+            self.meter.add([Counted(prompt, cached, self.tokens, self.first - self.begun if self.first else end, end)], steps)

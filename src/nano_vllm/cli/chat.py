@@ -138,7 +138,7 @@ def main(args: argparse.Namespace) -> int:
         pass
     given = _model.checked(args)
     with _model.loaded(args) as llm:
-        meter = _meter.Meter.of(llm)
+        meter = _meter.Meter.of(llm.stats())
         chat = Chat(llm, _model.params(llm, given, max_tokens=None), meter, args.system)
         if sys.stdin.isatty():
             tell(f"{llm.options.model}, context {llm.plan.max_model_len:,} tokens. /help tells the commands.")

@@ -46,6 +46,8 @@ def main(args: argparse.Namespace) -> int:
 
     text = _text.read_file(args.file)
     loaded = load(options(**_flags.asked(args, _flags.model_flags(*FIELDS))))
+    session = loaded.engine.session
+    meter = _meter.Meter(session.weight_bytes, session.kv_bytes_per_token)
     try:
         begun = time.perf_counter()
         found = perplexity.of_text(loaded, text, args.window, progress)
@@ -57,7 +59,6 @@ def main(args: argparse.Namespace) -> int:
         f"({found.tokens:,} tokens scored in {found.windows} windows of {args.window})",
         flush=True,
     )
-    meter = _meter.Meter()
-    meter.add(found.windows * args.window, 0, 0, seconds, 0.0)
+    meter.add([_meter.Counted(found.windows * (args.window - 1), 0, 0, seconds, seconds)], found.steps)
     meter.tell()
     return 0

@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
     given = _model.checked(args)
     prompt = _text.prompt(args.prompt)
     with _model.loaded(args) as llm:
-        meter = _meter.Meter.of(llm)
+        meter = _meter.Meter.of(llm.stats())
         answer = _meter.Answer(llm, stream(llm, args, prompt, _model.params(llm, given, max_tokens=None)), meter)
         try:
             answer.show()

@@ -53,7 +53,7 @@ class Engine:
         policy: str = "fifo",
     ) -> None:
         if session.max_outstanding not in (0, 1):
-            why = f"its session has max_outstanding {session.max_outstanding!r}; a row can name rows of the step just before alone"
+            why = f"its session has max_outstanding {session.max_outstanding!r}; a row names rows of the step just before"
             raise BackendUnavailable("the backend breaks the engine's contract", why, "Let it be 0 or 1.")
         self.session, self.plan, self.vocab_size, self.eos_ids, self.tokenizer = session, plan, vocab_size, eos_ids, tokenizer
         self.pool = BlockPool(plan.num_blocks, plan.block_size, prefix_caching)
