@@ -44,7 +44,10 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncIterator[StreamPiece]:
-        """Pieces of the answer to a raw prompt, or to a list of chat messages. Leaving the loop aborts the request."""
+        """Pieces of the answer to a raw prompt, or to a list of chat messages. Leaving the loop aborts the request.
+
+        Raises what ended the request, if it failed.
+        """
         llm, loop = self.llm, asyncio.get_running_loop()
         is_chat = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], dict)
         text, ids = llm._encode_chat(prompt, {}) if is_chat else llm._encode_prompt(prompt)
@@ -62,6 +65,8 @@ class AsyncLLM:
             while answer.finish_reason is None:
                 update = await updates.get()
                 piece = answer.add(update)
+                if answer.error is not None:
+                    raise answer.error
                 done = answer.finish_reason is not None
                 yield StreamPiece(piece, update.ids, answer.finish_reason, answer.output() if done else None)
         finally:

@@ -60,11 +60,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to raw prompts, in their order.
 
+        A prompt or parameter that is not valid raises before anything runs. A request that fails while it runs takes no other's
+        answer away: its output has finish_reason "error" and the exception in `error`. Where every request failed, the first's
+        is raised.
+
         Args:
             prompts: text, ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these; ids are a list, a tuple or
                 a NumPy array of whole numbers.
             sampling_params: one for all, or one each; None: the model's own defaults.
             use_tqdm: a progress bar for lists, where standard error is a terminal.
+            priority: one for all, or one each; less is served sooner. For scheduler_policy "priority".
         """
         single = isinstance(prompts, (str, bytes, dict)) or _is_ids(prompts) or not np.iterable(prompts)
         prompts = [prompts] if single else list(prompts)
@@ -77,11 +82,12 @@ class LLM:
         use_tqdm: bool = True,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or several, through the model's chat template.
+        """Answers to one conversation or several, through the model's chat template; requests that fail as in `generate`.
 
         Args:
-            template: `chat_template` (Jinja source instead of the model's), `add_generation_prompt`, `tools`, and what the
-                template itself reads (`enable_thinking`, …); a name that it does not read raises UnknownOption.
+            template: `chat_template` (Jinja source instead of the model's), `add_generation_prompt`, and what the template
+                itself reads (`tools`, `enable_thinking`, …). A name that it does not read raises UnknownOption, unless the value
+                asks for nothing: None, False or empty.
         """
         several = isinstance(messages, (list, tuple)) and len(messages) > 0 and not isinstance(messages[0], dict)
         chats = messages if several else [messages]
@@ -111,7 +117,10 @@ class LLM:
             if running:  # an error, or Ctrl-C: what still runs is of no use to anybody
                 self._thread.abort([answers[i].request for i in running])
             bar.close()
-        return [a.output() for a in answers.values()]
+        outputs = [a.output() for a in answers.values()]
+        if outputs and all(output.error is not None for output in outputs):
+            raise outputs[0].error
+        return outputs
 
     @staticmethod
     def _one_each(value, n: int, what: str) -> list:
@@ -128,6 +137,7 @@ class LLM:
     ) -> Iterator[StreamPiece]:
         """Pieces of the answer as they become certain, `stream_interval` tokens at a time; the last one has `.output`.
 
+        Raises what ended the request, if it failed.
         The request begins when the first piece is asked for. Closing the iterator aborts it.
         """
         return self._stream(*self._encode_prompt(prompt), sampling_params, stream_interval)
@@ -160,6 +170,8 @@ class LLM:
                 update = updates.get()
                 text += answer.add(update)
                 ids += update.ids
+                if answer.error is not None:
+                    raise answer.error
                 if answer.finish_reason is not None:
                     yield StreamPiece(text, ids, answer.finish_reason, answer.output())
                 elif len(ids) >= interval:
@@ -213,9 +225,9 @@ class LLM:
             raise TemplateError("chat_template must be text", f"it is {type(source).__name__}", "Give the template's source.")
         if source not in self._templates:
             self._templates[source] = ChatTemplate.of(self.tokenizer, source)
-        known = self._templates[source].reads | {"tools", "add_generation_prompt"}
-        for name in template:
-            if name not in known:
+        known = self._templates[source].reads | {"add_generation_prompt"}
+        for name, value in template.items():
+            if name not in known and (name in SAMPLING or not _asks_nothing(value)):
                 mend = "Put it into SamplingParams." if name in SAMPLING else registry.nearest(name, sorted(known))
                 raise UnknownOption(f"the chat template does not read {name!r}", "it would be ignored", mend or "Leave it out.")
         rendered = self._templates[source].render(messages, **template)
@@ -232,6 +244,11 @@ def _is_ids(prompt: Any) -> bool:
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and all(isinstance(t, (int, np.integer)) for t in prompt)
+
+
+def _asks_nothing(value: Any) -> bool:
+    """A template's variable that changes nothing where it is not read."""
+    return value is None or (isinstance(value, (bool, str, list, tuple, dict)) and not value)
 
 
 def _progress_bar(total: int, wanted: bool):

@@ -36,18 +36,25 @@ class Timings:
 
 @dataclass
 class CompletionOutput:
-    """One answer. stop_reason: the stop string or stop token id that ended it, None for end-of-text."""
+    """One answer.
+
+    Attributes:
+        finish_reason: stop, length, abort or error.
+        stop_reason: the stop string or stop token id that ended it, None for end-of-text.
+        error: with finish_reason "error", what went wrong; text and token_ids are what came before it.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
     stop_reason: int | str | None
+    error: Exception | None = None
 
 
 @dataclass
 class RequestOutput:
-    """A request and its answer; `text`, `token_ids` and `finish_reason` are those of the first output."""
+    """A request and its answer; `text`, `token_ids`, `finish_reason` and `error` are those of the first output."""
 
     request_id: str
     prompt: str | None
@@ -69,6 +76,10 @@ class RequestOutput:
     def finish_reason(self) -> str | None:
         return self.outputs[0].finish_reason
 
+    @property
+    def error(self) -> Exception | None:
+        return self.outputs[0].error
+
 
 @dataclass(frozen=True)
 class StreamPiece:
@@ -88,16 +99,16 @@ class Answer:
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.error: Exception | None = None
         self._texts: list[str] = []
         self._detokenizer = None
         if request.detokenizer is None and tokenizer is not None:
             self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=request.params.skip_special_tokens)
 
     def add(self, update: Update) -> str:
-        """Takes an update and returns the text it makes certain. Raises the update's error, if it is one."""
+        """Takes an update and returns the text it makes certain."""
         if update.finish_reason == ERROR:
-            error = update.error or NanoVLLMError("the request failed")
-            raise error
+            self.error = update.error or NanoVLLMError("the request failed")
         self.token_ids += update.ids
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         text = update.text or ""
@@ -115,7 +126,8 @@ class Answer:
 
     def output(self) -> RequestOutput:
         request = self.request
-        completion = CompletionOutput(request.index, "".join(self._texts), self.token_ids, self.finish_reason, self.stop_reason)
+        text = "".join(self._texts)
+        completion = CompletionOutput(request.index, text, self.token_ids, self.finish_reason, self.stop_reason, self.error)
         return RequestOutput(
             request_id=request.id,
             prompt=self.prompt,

@@ -16,6 +16,7 @@ from nano_vllm import LLM, AsyncLLM, SamplingParams
 from nano_vllm.errors import (
     EngineClosed,
     ModelNotFound,
+    NanoVLLMError,
     OptionError,
     ParameterError,
     PromptError,
@@ -134,6 +135,54 @@ def test_bad_messages(llm):
     for source in (5, ["a"]):
         with pytest.raises(TemplateError, match="must be text"):
             llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False, chat_template=source)
+
+
+def test_tools_that_the_template_does_not_read_are_refused_and_nothing_is_nothing(llm):
+    hello, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "add"}}]
+    plain = llm.chat(hello, GREEDY, use_tqdm=False)[0].prompt
+    with pytest.raises(UnknownOption, match="does not read 'tools'"):
+        llm.chat(hello, GREEDY, use_tqdm=False, tools=tools)
+    for nothing in ({"tools": None}, {"tools": []}, {"enable_thinking": False}, {"documents": None}):
+        assert llm.chat(hello, GREEDY, use_tqdm=False, **nothing)[0].prompt == plain
+    read = llm.chat(hello, GREEDY, use_tqdm=False, tools=tools, chat_template="{{ tools[0].function.name }}")
+    assert read[0].prompt == "add"
+    with pytest.raises(UnknownOption, match="stop.*SamplingParams"):
+        llm.chat(hello, GREEDY, use_tqdm=False, stop=[])
+
+
+@pytest.fixture
+def poisoned(llm, monkeypatch):
+    """Requests with this id in a step have logits that are not numbers, and such a session says -1."""
+    session, poison = llm._loaded.engine.session, llm.encode(" poison")[-1]
+    submit = session.submit
+
+    def spoilt(batch):
+        ticket = submit(batch)
+        for i, row in enumerate(batch.wanted):
+            sequence = np.searchsorted(batch.starts, row, "right") - 1
+            if poison in batch.tokens[batch.starts[sequence] : batch.starts[sequence + 1]]:
+                ticket.result().ids[i] = -1
+        return ticket
+
+    monkeypatch.setattr(session, "submit", spoilt)
+
+
+def test_a_request_that_fails_does_not_lose_the_others_answers(llm, poisoned):
+    good = llm.generate("Once", GREEDY, use_tqdm=False)[0]
+    first, failed, last = llm.generate(["Once", "drink poison", "Once"], GREEDY, use_tqdm=False)
+    assert first.text == last.text == good.text and first.error is None and good.error is None
+    assert failed.finish_reason == failed.outputs[0].finish_reason == "error" and failed.finished
+    assert isinstance(failed.error, NanoVLLMError) and "no token can be drawn" in str(failed.error)
+    assert failed.token_ids == [] and failed.usage.prompt_tokens == len(llm.encode("drink poison"))
+
+
+def test_where_every_request_fails_the_error_is_raised(llm, poisoned):
+    for prompts in ("drink poison", ["drink poison", "eat poison"]):
+        with pytest.raises(NanoVLLMError, match="no token can be drawn"):
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+    with pytest.raises(NanoVLLMError, match="no token can be drawn"):
+        list(llm.stream("drink poison", GREEDY))
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
