@@ -15,7 +15,7 @@ from .memory.plan import Plan, resolve
 from .model.program import Program, lower
 from .model.spec import Model
 from .model.weights import OpenedModel, open_model
-from .options import Options
+from .options import ENVIRONMENT, Options
 from .sources.catalog import ALIASES
 from .sources.resolve import resolve as resolve_path
 from .text.tokenizer import Tokenizer
@@ -73,18 +73,27 @@ def choose_backend(options: Options) -> tuple[str, ModuleType]:
         probe = backend.probe(options)
         if not probe.usable:
             raise BackendUnavailable(f"backend {options.backend!r} cannot run here", probe.reason, probe.mend)
+        _check_read(options, options.backend, backend, [])
         return options.backend, backend
     reasons = []
     for name, backend in sorted(registry.modules("backends").items(), key=lambda item: -item[1].RANK):
         probe = backend.probe(options)
         if probe.usable:
-            if reasons and options.isa:  # what is left has no instruction sets: the option would be ignored
-                raise OptionError(f"option isa = {options.isa!r} cannot be had here", "; ".join(reasons))
+            _check_read(options, name, backend, reasons)
             if reasons:
                 log.warning("using backend %s: %s", name, "; ".join(reasons))
             return name, backend
         reasons.append(f"{name}: {probe.reason}. {probe.mend}".rstrip())
     raise BackendUnavailable("no backend can run here", "; ".join(reasons))
+
+
+def _check_read(options: Options, name: str, backend: ModuleType, passed: list[str]) -> None:
+    """OptionError for an option of other backends that this one does not read; `passed`: why it was not one of those."""
+    for option in sorted(set().union(*(b.OPTIONS for b in registry.modules("backends").values())) - backend.OPTIONS):
+        if getattr(options, option):
+            why = "; ".join([f"the {name} backend does not read it", *passed])
+            variable = f" (or unset {ENVIRONMENT[option]})" if option in ENVIRONMENT else ""
+            raise OptionError(f"option {option} = {getattr(options, option)!r} would be ignored", why, f"Leave it out{variable}.")
 
 
 def open_tokenizer(options: Options, opened: OpenedModel, program: Program) -> Tokenizer:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import registry
 from .errors import OptionError, UnknownOption
-from .memory.machine import parse_bytes
+from .memory.machine import parse_bytes, usable_cpus
 
 ENVIRONMENT = {"cache_dir": "NANO_VLLM_CACHE", "log_level": "NANO_VLLM_LOG_LEVEL", "isa": "NANO_VLLM_ISA"}
 
@@ -28,12 +28,13 @@ class Options:
         num_blocks: of the cache; wins over kv_cache_memory.
         kv_cache_memory: bytes for the cache ("512MB", 1.5e9); default a quarter of the free memory, no more than
             max_num_seqs requests of full length need.
-        max_model_len: longest prompt and answer together; default what the model was trained for, if the cache holds it.
+        max_model_len: longest prompt and answer together, at least 2; default what the model was trained for, if the cache
+            holds it.
         max_num_seqs: requests that run at once.
-        max_num_batched_tokens: tokens computed in one step; longer prompts are computed in chunks.
+        max_num_batched_tokens: tokens computed in one step, no more than the cache holds; longer prompts are computed in chunks.
         enable_prefix_caching: keep the blocks of finished requests for prompts that begin alike.
         scheduler_policy: a file's name in policies/ (fifo, priority); "fcfs" is fifo.
-        threads: of the CPU backend; default the physical cores this process may use.
+        threads: of the CPU backend, no more than the processors this process may use; default the physical cores among them.
         isa: instruction set of the CPU backend (generic, avx2, avx512); default the widest the processor has.
         seed: from which requests without one draw theirs; None: from the operating system.
         cache_dir: where downloads of aliases go.
@@ -102,8 +103,11 @@ def check(opts: Options) -> Options:
             refuse(name, "it is a whole number of at least 1")
     if not 16 <= opts.block_size <= 1024 or opts.block_size & (opts.block_size - 1):
         refuse("block_size", "it is a power of two from 16 to 1024")
-    if opts.threads is not None and opts.threads > 1024:
-        refuse("threads", "no machine has so many cores", "Leave it out to use the physical cores.")
+    if opts.max_model_len == 1:
+        refuse("max_model_len", "the least is 2: one token of the prompt, one of the answer")
+    if opts.threads is not None and opts.threads > (cpus := usable_cpus()):
+        why = f"this process may use {cpus} processors, and a thread without one makes all others wait"
+        refuse("threads", why, f"Ask for at most {cpus}, or leave it out to use the physical cores.")
     if opts.kv_cache_memory is not None:
         try:
             parse_bytes(opts.kv_cache_memory)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nano_vllm.errors import NotEnoughMemory, OptionError
+from nano_vllm.backends import cpu
+from nano_vllm.errors import BackendUnavailable, NotEnoughMemory, OptionError
+from nano_vllm.loading import choose_backend
 from nano_vllm.memory import machine, plan
 from nano_vllm.model.program import lower
 from nano_vllm.model.weights import open_model
@@ -50,3 +52,45 @@ def test_numpys_integers_serve_as_pythons(program):
     for wrong in (np.int64(0), np.float64(5), np.bool_(True)):
         with pytest.raises(OptionError):
             resolve(program, num_blocks=wrong)
+
+
+def test_a_request_needs_room_for_one_token_of_each_end(program):
+    with pytest.raises(OptionError, match="max_model_len = 1 .*the least is 2"):
+        resolve(program, max_model_len=1)
+    assert resolve(program, max_model_len=2).max_model_len == 2
+
+
+def test_a_step_has_no_more_rows_than_the_cache_holds(program):
+    made = resolve(program, num_blocks=3, max_num_batched_tokens=512)
+    assert made.max_num_batched_tokens == 48 and "less than 512" in made.reasons["max_num_batched_tokens"]
+    made = resolve(program, num_blocks=3, max_num_batched_tokens=48)
+    assert made.max_num_batched_tokens == 48 and "as asked" in made.reasons["max_num_batched_tokens"]
+
+
+def test_threads_without_a_processor_are_refused(monkeypatch):
+    """They would spin in turns: a step of a millisecond takes seconds."""
+    monkeypatch.setattr(machine, "_allowed_cpus", lambda: set(range(6)))
+    for quota, most in ((None, 6), (2.5, 3), (0.5, 1), (64.0, 6)):
+        monkeypatch.setattr(machine, "_cpu_quota", lambda quota=quota: quota)
+        assert options(threads=most).threads == most and options().threads is None
+        with pytest.raises(OptionError, match=f"may use {most} processors.*at most {most}"):
+            options(threads=most + 1)
+
+
+def test_options_that_the_backend_does_not_read_are_refused(monkeypatch):
+    """Whether it was asked for or is what is left."""
+    for asked in ({"threads": 1}, {"isa": "generic"}):
+        with pytest.raises(OptionError, match="would be ignored: the reference backend does not read it"):
+            choose_backend(options(backend="reference", **asked))
+    assert choose_backend(options(backend="reference"))[0] == "reference"
+    monkeypatch.setattr(cpu, "_native", unavailable)
+    assert choose_backend(options())[0] == "reference"
+    with pytest.raises(OptionError, match="threads = 1 would be ignored.*cpu: not built"):
+        choose_backend(options(threads=1))
+    monkeypatch.setenv("NANO_VLLM_ISA", "generic")
+    with pytest.raises(OptionError, match="unset NANO_VLLM_ISA"):
+        choose_backend(options(backend="reference"))
+
+
+def unavailable():
+    raise BackendUnavailable("no native module", "not built", "Build it.")

@@ -22,6 +22,7 @@ from ._rounding import CACHE_TYPES, PagedCache, Quantized, linear_int8
 
 RANK = 0
 KV_DTYPE = "f32"
+OPTIONS = frozenset()
 
 
 def probe(options) -> Probe:

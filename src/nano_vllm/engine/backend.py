@@ -3,6 +3,8 @@
 A backend is a module in `backends/` with
 
     RANK: int                                       # order in which `backend="auto"` tries; higher first
+    KV_DTYPE: str                                   # the cache's type where none is asked for
+    OPTIONS: frozenset[str]                         # which of the options that not every backend reads it does read
     def probe(options) -> Probe                     # usable, or the reason and the mend
     def open(program, weights, plan) -> Session     # weights: Mapping[str, Tensor], each read once
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -112,9 +113,8 @@ def _inactive_file(stat_file: str) -> int:
 
 def physical_cores() -> tuple[int, str]:
     """Cores for compute threads, and why: one per physical core this process may run on, within the container's CPU quota."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     siblings = set()
-    for cpu in allowed:
+    for cpu in _allowed_cpus():
         try:
             siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
         except OSError:
@@ -124,6 +124,16 @@ def physical_cores() -> tuple[int, str]:
     if quota is not None and quota < cores:
         cores, reason = max(1, int(quota)), f"the container's CPU quota of {quota:.3g}"
     return cores, reason
+
+
+def usable_cpus() -> int:
+    """Processors (hardware threads) that this process can keep busy at once, the container's CPU quota rounded up."""
+    cpus, quota = len(_allowed_cpus()), _cpu_quota()
+    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+
+
+def _allowed_cpus() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _cpu_quota() -> float | None:

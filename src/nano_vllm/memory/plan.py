@@ -45,6 +45,9 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
     num_blocks, why["num_blocks"] = _blocks(options, program, block_bytes)
     tokens = num_blocks * options.block_size
     max_model_len, why["max_model_len"] = _max_model_len(options, program, tokens, block_bytes)
+    batched = options.max_num_batched_tokens
+    if batched > tokens:
+        batched, why["max_num_batched_tokens"] = tokens, f"what the cache holds, which is less than {batched:,}"
     threads, why["threads"] = (options.threads, "as asked") if options.threads else physical_cores()
     why["isa"] = "as asked" if options.isa else "the widest this processor has"
     why["backend"] = "as asked" if options.backend != "auto" else "the fastest that is usable here"
@@ -55,7 +58,7 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_batched_tokens=batched,
         threads=threads,
         isa=options.isa or "",
         reasons=why,
