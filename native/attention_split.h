@@ -42,16 +42,16 @@ struct SplitKeys {
 };
 
 template <class T>
-inline SplitKeys<T> split_keys(const AttendTask &task, const QueryTile &tile, int start, int end) {
+inline SplitKeys<T> split_keys(const AttendTask &task, const QueryTile &tile, int start, int low, int end) {
     SplitKeys<T> out;
     const CacheView &cache = task.cache;
     const int32_t *table = task.step->blocks + int64_t(tile.sequence) * task.step->max_blocks;
     for (int t = 0, key = start; key < end; ++t, key += 16) {
-        const int64_t block = table[key / cache.block_size];
-        if (block < 0) {  // behind every window: given back, and in no query's range
+        if (key + 16 <= low) {  // behind every window: the block may have been given back
             out.keys[t] = out.values[t] = nullptr;
             continue;
         }
+        const int64_t block = table[key / cache.block_size];
         const int slot = key % cache.block_size;
         out.keys[t] = static_cast<const T *>(cache.keys) + cache.key_tile(block, tile.kv_head, slot);
         out.values[t] = static_cast<const T *>(cache.values) + cache.value(block, tile.kv_head, slot);
@@ -166,7 +166,7 @@ inline void attend_split(const AttendTask &task, const QueryTile &tile, int star
         rows[active++] = r;
     }
     if (active == 0) return;
-    const SplitKeys<T> split = split_keys<T>(task, tile, start, start + high);
+    const SplitKeys<T> split = split_keys<T>(task, tile, start, start + low, start + high);
     with_count(tile.count, [&](auto count) {
         for (int k = low & ~15; k < high; k += 16)
             scores<T, decltype(count)::value>(split.keys[k >> 4], tile.q, head_size, task.scale, s, k);

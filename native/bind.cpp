@@ -181,6 +181,7 @@ void bind_ops(nb::class_<Session> &session) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+    nb::set_leak_warnings(false);  // a process may end, or be forked, without closing its models
     module.def(
         "instruction_sets",
         [] {

@@ -50,9 +50,10 @@ public:
     uint8_t *take(size_t bytes) {
         bytes = (bytes + 63) / 64 * 64;
         if (bytes > left_) {
-            left_ = bytes < kChunk ? kChunk : (bytes + kPage - 1) / kPage * kPage;
-            chunks_.emplace_back(static_cast<uint8_t *>(::operator new(left_, std::align_val_t(kPage))));
+            const size_t size = bytes < kChunk ? kChunk : (bytes + kPage - 1) / kPage * kPage;
+            chunks_.emplace_back(static_cast<uint8_t *>(::operator new(size, std::align_val_t(kPage))));
             next_ = chunks_.back().get();
+            left_ = size;
 #ifdef MADV_HUGEPAGE
             madvise(next_, left_, MADV_HUGEPAGE);  // a wish: without it, pages are small
 #endif

@@ -51,7 +51,19 @@ void Pool::start() {
     arrived_ = 0;
     threads_ = std::make_unique<std::vector<std::thread>>();
     const uint32_t seen = go_.load();
-    for (int i = 1; i < size_; ++i) threads_->emplace_back([this, i, seen] { loop(i, seen); });
+    try {
+        for (int i = 1; i < size_; ++i) threads_->emplace_back([this, i, seen] { loop(i, seen); });
+    } catch (...) {  // the system has no more of them: those that run must end before they are forgotten
+        stop();
+        throw;
+    }
+}
+
+void Pool::stop() {
+    closing_ = true;
+    go_.fetch_add(1, std::memory_order_release);
+    go_.notify_all();
+    for (auto &thread : *threads_) thread.join();
 }
 
 Pool::~Pool() {
@@ -59,10 +71,7 @@ Pool::~Pool() {
         threads_.release();  // handles of threads that exist in the parent only
         return;
     }
-    closing_ = true;
-    go_.fetch_add(1, std::memory_order_release);
-    go_.notify_all();
-    for (auto &thread : *threads_) thread.join();
+    stop();
 }
 
 void Pool::loop(int thread, uint32_t seen) {

@@ -29,6 +29,7 @@ public:
 
 private:
     void start();
+    void stop();
     void loop(int thread, uint32_t seen);
 
     int size_;

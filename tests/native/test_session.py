@@ -7,6 +7,9 @@ import gc
 import os
 from types import SimpleNamespace
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -217,3 +220,14 @@ def test_a_missing_module_says_how_to_build_it(monkeypatch):
     assert not probe.usable and "pip install ." in probe.mend
     with pytest.raises(BackendUnavailable, match="pip install"):
         cpu.open(lower(models.model()), {}, tiny.plan("cpu"))
+
+
+def test_threads_that_cannot_start_are_told():
+    """In a process of its own, whose address space holds the stacks of a few threads only."""
+    code = (
+        "import resource\nfrom nano_vllm import _native\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 * 10**9,) * 2)\n"
+        "try:\n    _native.Session(1000, '', 16, 100, 'f16', 16, 4)\nexcept RuntimeError as error:\n    print('told:', error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("told:"), done.stderr

@@ -20,7 +20,6 @@ VALUES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 class Builder:
     """Attributes:
     session: the native session, complete after `build`.
-    weight_bytes: bytes of packed weights that a step reads.
     """
 
     def __init__(self, native: ModuleType, program: Program, weights: Mapping[str, Tensor], plan: Plan) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 
 from ...engine.backend import Batch, Result
-from ...errors import BatchError, EngineClosed, NanoVLLMError, NotEnoughMemory, UnsupportedModel
+from ...errors import BackendUnavailable, BatchError, EngineClosed, NanoVLLMError, NotEnoughMemory, UnsupportedModel
 from ...formats import Tensor
 from ...memory.plan import ITEMSIZE, Plan
 from ...model.program import Program
@@ -56,6 +56,11 @@ class Session:
                 "the system refused memory for weights, cache or buffers",
                 "Give a smaller kv_cache_memory, or a smaller model.",
             ) from error
+        except RuntimeError as error:
+            if isinstance(error, NanoVLLMError):
+                raise
+            mend = "Give fewer threads, or allow the process more of them (ulimit -u)."
+            raise BackendUnavailable("the cpu backend cannot start its threads", str(error), mend) from error
         except NanoVLLMError:
             raise
         except ValueError as error:
