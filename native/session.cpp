@@ -222,7 +222,7 @@ void Session::seal() {
             all_keys |= op->window == 0;
             window_ = std::max(window_, op->window);
         } else if (std::holds_alternative<Select>(planned.op)) {
-            require(!selected, "rows can be selected once");
+            require(!selected || std::holds_alternative<Select>((&planned - 1)->op), "rows are selected at one place");
             selected = true;
             by_rows = false;
         }

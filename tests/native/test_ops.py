@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nano_vllm.backends._rounding import Quantized, linear_int8
-from nano_vllm.model.program import Attend, Embed, Gate, Linear, Normalize, Rotate
+from nano_vllm.model.program import Attend, Embed, Gate, Linear, Normalize, Rotate, Select
 
 from . import models
 
@@ -120,8 +120,10 @@ def test_linear_rounds_rows_and_the_first_position_twice(isa, threads):
     positions = np.array([0, *range(5, 11), *range(7)])
     source, exact_rows = "embedding", {}
     for op in session.program.ops:
+        if isinstance(op, Select):
+            positions = np.array([0, 10, 6])
         if isinstance(op, Linear) and not op.accumulate:
-            first = (positions if op.name != "head" else np.array([0, 10, 6])) == 0
+            first = positions == 0
             x = copies[source]
             defined = [
                 linear_int8(x, Quantized.of(packed[w]), packed[b].unpack() if b else None, first)

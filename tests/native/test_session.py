@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-from types import SimpleNamespace
-
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest

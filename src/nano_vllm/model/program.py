@@ -92,7 +92,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Select:
-    """dst = the rows of src whose next token is wanted; ops after it run on those rows only."""
+    """dst = the rows of src whose next token is wanted. Ops after it run on those rows only; further Selects follow it at once."""
 
     name: str
     src: str
@@ -155,12 +155,13 @@ def lower(model: Model) -> Program:
         eps = a.qk_norm.eps if a.qk_norm else 0.0
         ops.append(Rotate(f"{at}.rotate", "qkv", a.heads, a.kv_heads, a.head_size, ropes.index(a.rope), *norms, eps, i))
         ops.append(Attend(f"{at}.attend", "qkv", "attended", a.heads, a.kv_heads, a.head_size, a.scale, a.window, i))
+        if i == len(model.layers) - 1:  # of the last layer all rows leave keys and values, but few are read further
+            ops += [Select("select.attended", "attended", "attended"), Select("select.x", "x", "x")]
         linear(f"{at}.out", (f"{at}.out",), "attended", "x", accumulate=True)
         ops.append(Normalize(f"{mlp}_norm", f"{mlp}_norm", layer.mlp_norm.eps, "x", "h"))
         linear(f"{mlp}.gate_up", (f"{mlp}.gate", f"{mlp}.up"), "h", "gate_up")
         ops.append(Gate(f"{mlp}.activation", layer.mlp.activation, layer.mlp.size, "gate_up", "gated"))
         linear(f"{mlp}.down", (f"{mlp}.down",), "gated", "x", accumulate=True)
-    ops.append(Select("select", "x", "x"))
     ops.append(Normalize("final_norm", "final_norm", model.final_norm.eps, "x", "h"))
     linear("head", ("embedding",) if model.tied else ("head",), "h", "logits")
     caches = tuple(Cache(layer.attention.kv_heads, layer.attention.head_size) for layer in model.layers)
