@@ -11,11 +11,12 @@ namespace nano::NANO_ISA {
 
 constexpr float kNone = -__builtin_inff();
 constexpr int kSplit = 256;
-constexpr int kTile = 6;  // query rows computed together: they share every load and conversion of keys and values
+// kTile query rows are computed together: they share every load and conversion of keys and values. Of each, kWide vectors of the
+// result are held in registers at a time.
 #ifdef __AVX512F__
-constexpr int kWide = 2;  // vectors of a value held in registers for each query row
+constexpr int kTile = 12, kWide = 2;
 #else
-constexpr int kWide = 1;
+constexpr int kTile = 6, kWide = 1;
 #endif
 constexpr int kMaxHead = 256;
 constexpr int kSplitTiles = kSplit / 16;
@@ -103,17 +104,11 @@ struct Count {
 };
 
 // Calls f with a compile-time count of 1 to kTile.
-template <class F>
+template <int N = kTile, class F>
 inline void with_count(int count, F &&f) {
-    static_assert(kTile == 6);
-    switch (count) {
-        case 1: f(Count<1>()); break;
-        case 2: f(Count<2>()); break;
-        case 3: f(Count<3>()); break;
-        case 4: f(Count<4>()); break;
-        case 5: f(Count<5>()); break;
-        case 6: f(Count<6>()); break;
-    }
+    if constexpr (N > 1)
+        if (count < N) return with_count<N - 1>(count, f);
+    f(Count<N>());
 }
 
 // x where the lanes' columns k, k + 1, … lie in [begin, end), else `other`.
