@@ -276,7 +276,7 @@ MEMORY = """
 import gc, sys
 from nano_vllm import LLM, SamplingParams
 for _ in range(4):
-    with LLM(sys.argv[1], backend="cpu", num_blocks=64, threads=2) as llm:
+    with LLM(sys.argv[1], backend="cpu", num_blocks=64) as llm:
         llm.generate(["Once"] * 4, SamplingParams(max_tokens=4), use_tqdm=False)
     gc.collect()
     print(next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS")))

@@ -46,7 +46,7 @@ def test_cpu_is_within_half_a_percent_of_llama_cpp(smollm2_path):
 
 @needs_text
 def test_reference_is_transformers(smollm2_path):
-    """Every third window, each by itself: for all, NumPy takes minutes. `nano-vllm perplexity FILE --backend reference` does that.
+    """Every third window, each by itself. For all, `nano-vllm perplexity FILE --backend reference` takes minutes.
 
     The bound is a hundredth of the whole text's perplexity, as a part of the loss.
     """
