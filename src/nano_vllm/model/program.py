@@ -92,7 +92,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Select:
-    """dst = the rows of src whose next token is wanted. Ops after it run on those rows only; further Selects follow it at once."""
+    """dst = the rows of src whose next token is wanted. Later ops run on those rows only; more Selects follow it at once."""
 
     name: str
     src: str
