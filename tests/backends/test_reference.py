@@ -163,6 +163,7 @@ def test_rows_are_rounded_as_defined():
 
 
 CASES = [("q8", {})] + [("q4", {"group": g, "minimum": m}) for g in (32, 64, 128) for m in (False, True)]
+CASES += [("q4_k", {}), ("q5_k", {}), ("q6_k", {})]
 
 
 @pytest.mark.parametrize("format, options", CASES, ids=str)

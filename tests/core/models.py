@@ -11,6 +11,8 @@ from safetensors.numpy import save_file
 
 from nano_vllm.model.spec import parameters
 
+from . import ggml
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 40, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128,
@@ -85,7 +87,7 @@ def write_gguf(
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             values = interleaved(values, 4 if "q_proj" in name else 2)
         theirs = gguf_name(name) if name.startswith(("model", "lm_head")) else name
-        writer.add_tensor(theirs, gguf.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(theirs, ggml.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

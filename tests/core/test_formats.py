@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from nano_vllm import formats
 from nano_vllm.errors import OptionError
 
+from . import ggml
+
 KINDS = {  # format, options -> ggml's type
     "f32": ("f32", {}, Type.F32),
     "f16": ("f16", {}, Type.F16),
@@ -97,6 +99,46 @@ def test_every_stored_pattern_unpacks_as_ggml(kind: str) -> None:
         same_bits(tensor.unpack(), quants.dequantize(ggml_bytes(tensor), ggml_type).reshape(2048, 32))
 
 
+@pytest.mark.parametrize("shape", [(1, 256), (7, 768), (33, 256), (512,)], ids=str)
+@pytest.mark.parametrize("kind", ggml.SUPER, ids=lambda k: k.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_super_blocks_unpack_as_ggml(kind: Type, shape: tuple[int, ...], seed: int) -> None:
+    """What `pack` makes, and then every byte of it at random: negative scales, denormal ones, scales of six bits that no packing
+    of ours would choose."""
+    tensor = formats.pack("w", edges(shape, seed), ggml.SUPER[kind])
+    assert tensor.info.nbytes == sum(p.nbytes for p in tensor.planes.values())
+    assert tensor.info.nbytes <= 1.03 * ggml.super_blocks(tensor).nbytes
+    same_bits(tensor.unpack(), quants.dequantize(ggml.super_blocks(tensor), kind).reshape(shape))
+    rng = np.random.default_rng(seed)
+    for name, plane in tensor.planes.items():
+        top = 64 if name.startswith("sub_") and kind != Type.Q6_K else 256
+        plane.view(np.uint8)[...] = rng.integers(0, top, plane.view(np.uint8).shape)
+        if plane.dtype == np.float16:
+            bits = plane.view(np.uint16)
+            bits[(bits & 0x7C00) == 0x7C00] &= 0x83FF
+    same_bits(tensor.unpack(), quants.dequantize(ggml.super_blocks(tensor), kind).reshape(shape))
+
+
+@pytest.mark.parametrize("kind", ggml.SUPER, ids=lambda k: k.name)
+def test_super_blocks_err_by_half_a_step(kind: Type) -> None:
+    """And by what six bits, or eight, do to the scales: `coarse`, half a step of theirs times the largest number."""
+    values = np.random.default_rng(1).standard_normal((9, 1024)).astype(np.float32)
+    values *= np.exp(np.random.default_rng(2).standard_normal((9, 1024 // 16))).repeat(16, axis=1).astype(np.float32)
+    tensor = formats.pack("w", values, ggml.SUPER[kind])
+    wide = {p: np.abs(tensor.planes[p].astype(np.float32)).repeat(256, axis=1) for p in ("scales", "mins") if p in tensor.planes}
+    small = {p: np.abs(tensor.planes[f"sub_{p}"].astype(np.float32)) for p in wide}
+    step = wide["scales"] * small["scales"].repeat(1024 // small["scales"].shape[1], axis=1)
+    error = np.abs(tensor.unpack() - values)
+    if kind == Type.Q6_K:  # the side opposite to the farthest value ends at +31, a whole step short of it
+        bound = step + 32 * wide["scales"] / 2
+    else:
+        bound = step / 2 + ((15 if kind == Type.Q4_K else 31) * wide["scales"] + wide["mins"]) / 2
+    assert (error <= 1.01 * bound).all() and np.median(error / np.maximum(step, 1e-9)) < 0.3
+    rms = {Type.Q4_K: 0.08, Type.Q5_K: 0.04, Type.Q6_K: 0.02}[kind]  # uniform rounding of normal numbers to 16, 32 and 64 steps
+    normal = np.random.default_rng(3).standard_normal((8, 1024)).astype(np.float32)
+    assert np.sqrt(np.mean((formats.pack("w", normal, ggml.SUPER[kind]).unpack() - normal) ** 2)) < rms
+
+
 @given(st.integers(0, 0xFFFFFFFF))
 @settings(max_examples=300, deadline=None)
 def test_bf16_rounds_to_nearest_even_and_keeps_nan(bits: int) -> None:
@@ -134,10 +176,10 @@ def test_groups_of_64_and_128_spread_their_scale() -> None:
         same_bits(tensor.unpack(), quants.dequantize(as_q4_1, Type.Q4_1))
 
 
-@pytest.mark.parametrize("format", ["q8", "q4"])
+@pytest.mark.parametrize("format", ["q8", "q4", *ggml.SUPER.values()])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e9])
 def test_what_cannot_be_quantised_is_refused(format: str, bad: float) -> None:
-    values = np.ones((2, 32), np.float32)
+    values = np.ones((2, 256), np.float32)
     values[1, 3] = bad
     with pytest.raises(OptionError, match="w has values"):
         formats.pack("w", values, format)
@@ -148,11 +190,13 @@ def test_columns_and_groups_are_checked() -> None:
         formats.pack("w", np.ones((2, 33), np.float32), "q8")
     with pytest.raises(OptionError, match="groups of 16"):
         formats.pack("w", np.ones((2, 32), np.float32), "q4", group=16)
+    with pytest.raises(OptionError, match="groups of 256"):
+        formats.pack("w", np.ones((2, 128), np.float32), "q5_k")
 
 
 def test_reorder_moves_whole_rows() -> None:
-    values = np.random.default_rng(1).standard_normal((6, 64)).astype(np.float32)
+    values = np.random.default_rng(1).standard_normal((6, 512)).astype(np.float32)
     order = np.array([3, 0, 5, 1, 2, 4])
-    for name, options, _ in KINDS.values():
+    for name, options, _ in (*KINDS.values(), *((name, {}, kind) for kind, name in ggml.SUPER.items())):
         tensor = formats.pack("w", values, name, **options)
         same_bits(formats.reorder(tensor, order).unpack(), tensor.unpack()[order])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .. import registry
 from ..formats import Tensor
 
 GROUP = 32  # columns of an activation that share a scale
@@ -26,7 +27,8 @@ def quantize_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A q4 or q8 matrix by groups of 32 columns: quants (K/32, N, 32) whole numbers, scales and mins (K/32, N), float32."""
+    """A quantised matrix by groups of 32 columns, or of 16 where its format has such: quants (K/size, N, size) whole numbers,
+    scales and mins (K/size, N), float32."""
 
     quants: np.ndarray
     scales: np.ndarray
@@ -34,19 +36,15 @@ class Quantized:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Quantized:
-        planes, (n, k) = tensor.planes, tensor.info.shape
-        quants = planes["quants"]
-        if tensor.info.format == "q4":
-            halves = quants.reshape(n, k // GROUP, GROUP // 2)
-            quants = np.concatenate([halves & 15, halves >> 4], axis=-1).astype(np.float32)
-            quants = quants if "mins" in planes else quants - 8
-        repeats = k // GROUP // planes["scales"].shape[1]
+        quants, scales, mins = registry.load("formats", tensor.info.format).whole(tensor)
+        n, k = quants.shape
+        size = min(GROUP, k // scales.shape[1])
 
         def by_group(plane: np.ndarray) -> np.ndarray:
-            return np.ascontiguousarray(np.repeat(plane.astype(np.float32), repeats, axis=1).T)
+            return np.ascontiguousarray(np.repeat(plane, k // size // plane.shape[1], axis=1).T)
 
-        quants = np.ascontiguousarray(quants.reshape(n, k // GROUP, GROUP).transpose(1, 0, 2).astype(np.float32))
-        return cls(quants, by_group(planes["scales"]), by_group(planes["mins"]) if "mins" in planes else None)
+        quants = np.ascontiguousarray(quants.reshape(n, k // size, size).transpose(1, 0, 2))
+        return cls(quants, by_group(scales), None if mins is None else by_group(mins))
 
 
 def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -76,8 +74,10 @@ def _linear_once(x: np.ndarray, weight: Quantized, bias: np.ndarray | None) -> n
     Within a group the sum is of whole numbers below 2^24, which float32 holds exactly in any order.
     """
     q, scales = quantize_rows(x)
-    y = np.zeros((len(x), weight.scales.shape[1]), np.float32)
-    for g in range(q.shape[1]):
+    count, n, size = weight.quants.shape
+    q, scales = q.reshape(len(x), count, size), scales.repeat(GROUP // size, axis=1)
+    y = np.zeros((len(x), n), np.float32)
+    for g in range(count):
         dots = q[:, g] @ weight.quants[g].T
         y = fused(scales[:, g, None] * weight.scales[g], dots, y)
         if weight.mins is not None:

@@ -34,7 +34,7 @@ def open(program: Program, weights: Mapping[str, Tensor], plan: Plan, activation
     """Weights are unpacked to float32 here.
 
     Args:
-        activations: f32, or int8: rows that enter a linear over q4 or q8 weights are rounded first, as fast kernels do.
+        activations: f32, or int8: rows that enter a linear over quantised weights are rounded first, as fast kernels do.
 
     Raises:
         ModelFileError: a weight is missing or has another shape.
@@ -163,7 +163,7 @@ class Session:
             raise ModelFileError(f"tensor {name!r} has the wrong shape", f"{tensor.info.shape}, the config asks for {shape}")
         self.weights[name] = tensor.unpack()
         self.weight_bytes += tensor.info.nbytes
-        if int8 and tensor.info.format in ("q4", "q8"):
+        if int8 and tensor.info.group:
             self.quantized[name] = Quantized.of(tensor)
 
     def submit(self, batch: Batch) -> Done:

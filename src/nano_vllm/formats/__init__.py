@@ -9,8 +9,14 @@ Planes are plain arrays, the same for every source; a file's own packing ends in
 | q8 | `scales` (N, K/32) float16, `quants` (N, K) int8: w = scale · q |
 | q4 | `scales` (N, K/group) float16, `quants` (N, K/2) uint8: w = scale · (q − 8) |
 | q4 with a minimum | also `mins` (N, K/group) float16: w = scale · q + min |
+| q4_k | `scales` and `mins` (N, K/256) float16, `sub_scales` and `sub_mins` (N, K/32) uint8 below 64, `quants` (N, K/2) uint8: |
+| | w = (scale · sub_scale) · q − (min · sub_min) |
+| q5_k | as q4_k, and `high` (N, K/8) uint8 |
+| q6_k | `scales` (N, K/256) float16, `sub_scales` (N, K/16) int8, `quants` (N, K/2) and `high` (N, K/4) uint8: |
+| | w = (scale · sub_scale) · (q − 32) |
 
-In q4 byte j of each 32 columns holds column j in its low and column j + 16 in its high nibble.
+In q4 byte j of each 32 columns holds column j in its low and column j + 16 in its high nibble. In
+the others `quants` has the lower four bits of each number in the same order, and `high` those above (see `_super`).
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ class TensorInfo:
 
     Attributes:
         shape: (N,) or (N, K): outputs, inputs.
-        group: columns that share a scale; 0 for formats without scales.
+        group: columns that share a float16 scale; 0 for formats without scales.
         minimum: q4 with a minimum per group.
     """
 
@@ -77,6 +83,12 @@ def reorder(tensor: Tensor, order: np.ndarray) -> Tensor:
 def groups(array: np.ndarray, size: int) -> np.ndarray:
     """(..., K) as (..., K / size, size)."""
     return array.reshape(*array.shape[:-1], array.shape[-1] // size, size)
+
+
+def scaled(quants: np.ndarray, scales: np.ndarray, mins: np.ndarray | None) -> np.ndarray:
+    """What a format's `whole` gives -> (…, K) float32: scale · q, then + min where there is one, each rounded."""
+    values = groups(quants, quants.shape[-1] // scales.shape[-1]) * scales[..., None]
+    return (values if mins is None else values + mins[..., None]).reshape(quants.shape)
 
 
 def half(name: str, scales: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from . import Tensor, describe, groups, half
+from . import Tensor, describe, groups, half, scaled
 from .q8 import inverse
 
 GROUPS = (32, 64, 128)
@@ -44,13 +44,14 @@ def pack(name: str, values: np.ndarray, group: int = 32, minimum: bool = False) 
     return Tensor(info, planes)
 
 
-def unpack(tensor: Tensor) -> np.ndarray:
+def whole(tensor: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Quants (…, K), from −8 without a minimum, scales (…, K / group) and minima, as float32."""
     info, planes = tensor.info, tensor.planes
     packed = groups(planes["quants"], 16)
-    quants = groups(np.stack((packed & 15, packed >> 4), axis=-2).reshape(info.shape), info.group).astype(np.float32)
-    scales = planes["scales"][..., None].astype(np.float32)
-    if info.minimum:
-        values = quants * scales + planes["mins"][..., None].astype(np.float32)
-    else:
-        values = (quants - np.float32(8)) * scales
-    return values.reshape(info.shape)
+    quants = np.stack((packed & 15, packed >> 4), axis=-2).reshape(info.shape).astype(np.float32)
+    scales = planes["scales"].astype(np.float32)
+    return (quants, scales, planes["mins"].astype(np.float32)) if info.minimum else (quants - np.float32(8), scales, None)
+
+
+def unpack(tensor: Tensor) -> np.ndarray:
+    return scaled(*whole(tensor))

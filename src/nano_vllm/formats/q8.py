@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from . import Tensor, describe, groups, half
+from . import Tensor, describe, groups, half, scaled
 
 GROUPS = (32,)
 
@@ -37,6 +37,10 @@ def inverse(scales: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(inverted), inverted, np.float32(0))
 
 
+def whole(tensor: Tensor) -> tuple[np.ndarray, np.ndarray, None]:
+    """Quants (…, K) and scales (…, K / 32) as float32."""
+    return tensor.planes["quants"].astype(np.float32), tensor.planes["scales"].astype(np.float32), None
+
+
 def unpack(tensor: Tensor) -> np.ndarray:
-    blocks = groups(tensor.planes["quants"], 32).astype(np.float32)
-    return (blocks * tensor.planes["scales"][..., None].astype(np.float32)).reshape(tensor.info.shape)
+    return scaled(*whole(tensor))

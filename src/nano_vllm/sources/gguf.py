@@ -16,9 +16,10 @@ import numpy as np
 
 from ..errors import ModelFileError, ModelNotFound, UnsupportedModel
 from ..formats import Tensor, TensorInfo, describe
+from . import _gguf_super
 from ._gguf_reader import Reader, malformed
 
-PIECE = 1 << 15  # blocks unwoven at a time, so that a large tensor is not in memory twice
+PIECE = 1 << 20  # weights unwoven at a time, so that a large tensor is not in memory twice
 NAME_LIMIT = 65535  # bytes of a key
 TENSOR_BYTES = 32  # least that an entry of the tensor directory takes
 ENTRY_BYTES = 13  # least that a key with its value takes
@@ -29,7 +30,8 @@ BLOCKS = {  # ggml's blocks of 32 weights: format, minimum, layout
     "Q4_0": ("q4", False, np.dtype([("scales", "<f2"), ("quants", "u1", 16)])),
     "Q4_1": ("q4", True, np.dtype([("scales", "<f2"), ("mins", "<f2"), ("quants", "u1", 16)])),
 }
-SUPPORTED = (*PLAIN, *BLOCKS)
+SUPER = {"Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k"}  # super-blocks of 256 weights: format
+SUPPORTED = (*PLAIN, *BLOCKS, *SUPER)
 TYPES = dict(enumerate("F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS".split()))
 TYPES |= dict(enumerate("IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16".split(), start=18))
 TYPES |= {34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
@@ -43,7 +45,7 @@ class GGUFTensor:
         type: ggml's name of the type, one of SUPPORTED.
         shape: outermost first (the file has it innermost first).
         offset: bytes from the start of the file.
-        nbytes: in the file; our planes take as many.
+        nbytes: in the file; our planes take as many, of super-blocks up to three hundredths more.
     """
 
     name: str
@@ -132,7 +134,7 @@ def _directory(reader: Reader, count: int) -> dict[str, tuple[str, tuple[int, ..
         kind = TYPES.get(number, f"number {number}")
         if kind not in SUPPORTED:
             why = f"{reader.path.name} has the tensor {name!r} in it; supported are {', '.join(SUPPORTED)}"
-            raise UnsupportedModel(f"tensor type {kind} is not supported", why, "Take the model's Q8_0, Q4_0, Q4_1 or F16 file.")
+            raise UnsupportedModel(f"tensor type {kind} is not supported", why, "Take the model's Q8_0, Q4_K_M or F16 file.")
         found[name] = (kind, shape, offset)
     return found
 
@@ -142,12 +144,11 @@ def _placed(reader: Reader, directory: dict, start: int, alignment: int) -> dict
     tensors = {}
     for name, (kind, shape, offset) in directory.items():
         size = math.prod(shape)
-        if kind in BLOCKS:
-            if shape[-1] % 32:
-                raise malformed(reader.path, f"the {kind} tensor {name!r} has rows of {shape[-1]}, not of whole blocks of 32")
-            nbytes = size // 32 * BLOCKS[kind][2].itemsize
-        else:
-            nbytes = size * np.dtype(PLAIN[kind][1]).itemsize
+        columns, layout = _layout(kind)
+        if shape[-1] % columns:
+            why = f"the {kind} tensor {name!r} has rows of {shape[-1]}, not of whole blocks of {columns}"
+            raise malformed(reader.path, why)
+        nbytes = size // columns * layout.itemsize
         if offset % alignment:
             raise malformed(reader.path, f"the tensor {name!r} is not aligned to {alignment} bytes")
         if start + offset + nbytes > reader.size:
@@ -162,10 +163,19 @@ def _placed(reader: Reader, directory: dict, start: int, alignment: int) -> dict
     return tensors
 
 
+def _layout(kind: str) -> tuple[int, np.dtype]:
+    """Weights in a block of a type, and how it lies in the file."""
+    if kind in SUPER:
+        return 256, _gguf_super.LAYOUTS[kind]
+    return (32, BLOCKS[kind][2]) if kind in BLOCKS else (1, np.dtype(PLAIN[kind][1]))
+
+
 def info(tensor: GGUFTensor, name: str) -> TensorInfo:
     """What its planes will be, under our name for it."""
     if tensor.type in PLAIN:
         return describe(name, tensor.shape, PLAIN[tensor.type][0])
+    if tensor.type in SUPER:
+        return describe(name, tensor.shape, SUPER[tensor.type], 256)
     format, minimum, _ = BLOCKS[tensor.type]
     return describe(name, tensor.shape, format, 32, minimum)
 
@@ -175,13 +185,16 @@ def read(file: BinaryIO, tensor: GGUFTensor, name: str) -> Tensor:
     file.seek(tensor.offset)
     if tensor.type in PLAIN:
         return Tensor(info(tensor, name), {"values": fill(file, np.empty(tensor.shape, PLAIN[tensor.type][1]), tensor.name)})
-    layout = BLOCKS[tensor.type][2]
-    count = tensor.nbytes // layout.itemsize
-    planes = {field: np.empty((count, *layout[field].shape), layout[field].base) for field in layout.names}
-    for first in range(0, count, PIECE):
-        blocks = fill(file, np.empty(min(PIECE, count - first), layout), tensor.name)
-        for field, plane in planes.items():
-            plane[first : first + len(blocks)] = blocks[field]
+    columns, layout = _layout(tensor.type)
+    count, some = tensor.nbytes // layout.itemsize, PIECE // columns
+    planes: dict[str, np.ndarray] = {}
+    for first in range(0, count, some):
+        blocks = fill(file, np.empty(min(some, count - first), layout), tensor.name)
+        unwoven = _gguf_super.unwoven(tensor.type, blocks) if tensor.type in SUPER else {f: blocks[f] for f in layout.names}
+        for field, part in unwoven.items():
+            if not first:
+                planes[field] = np.empty((count, *part.shape[1:]), part.dtype)
+            planes[field][first : first + len(part)] = part
     return Tensor(info(tensor, name), {field: plane.reshape(*tensor.shape[:-1], -1) for field, plane in planes.items()})
 
 
