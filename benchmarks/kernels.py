@@ -22,6 +22,9 @@ CASES = {
     "q4": ("q4", {"group": 32}),
     "q4+min": ("q4", {"group": 32, "minimum": True}),
     "q4+min/128": ("q4", {"group": 128, "minimum": True}),
+    "q4_k": ("q4_k", {}),
+    "q5_k": ("q5_k", {}),
+    "q6_k": ("q6_k", {}),
     "q8": ("q8", {}),
     "bf16": ("bf16", {}),
     "f16": ("f16", {}),
@@ -40,9 +43,9 @@ def best(run, seconds: float) -> float:
 
 
 def pack(tensor: formats.Tensor):
-    info, planes = tensor.info, tensor.planes
-    first = planes["quants" if info.group else "values"]
-    return kernels.pack(info.format, *info.shape, info.group, info.minimum, first, planes.get("scales"), planes.get("mins"))
+    info, planes = tensor.info, dict(tensor.planes)
+    first = planes.pop("quants" if info.group else "values")
+    return kernels.pack(info.format, *info.shape, info.group, info.minimum, first, **planes)
 
 
 def prepare(isa: str, w, x: np.ndarray, quantized: bool, n: int):
@@ -90,7 +93,7 @@ def main() -> None:
     parser.add_argument("--isa", nargs="+", default=kernels.isas(), choices=kernels.isas())
     parser.add_argument("--format", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--n", type=int, default=3072, help="outputs")
-    parser.add_argument("--k", type=int, default=1024, help="inputs, a multiple of 128")
+    parser.add_argument("--k", type=int, default=1024, help="inputs, a multiple of 256")
     parser.add_argument("--seconds", type=float, default=0.1, help="per number")
     options = parser.parse_args()
     rng = np.random.default_rng(0)

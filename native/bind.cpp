@@ -42,17 +42,27 @@ CacheType cache_type(const std::string &name) {
 }
 
 Format format(const std::string &name) {
-    return by_name<Format>(
-        name, {{"f32", Format::f32}, {"f16", Format::f16}, {"bf16", Format::bf16}, {"q8", Format::q8}, {"q4", Format::q4}},
-        "weight format");
+    return by_name<Format>(name,
+                           {{"f32", Format::f32},
+                            {"f16", Format::f16},
+                            {"bf16", Format::bf16},
+                            {"q8", Format::q8},
+                            {"q4", Format::q4},
+                            {"q4_k", Format::q4_k},
+                            {"q5_k", Format::q5_k},
+                            {"q6_k", Format::q6_k}},
+                           "weight format");
 }
 
 Activation activation(const std::string &name) {
     return by_name<Activation>(name, {{"silu", Activation::silu}, {"gelu_tanh", Activation::gelu_tanh}}, "activation");
 }
 
-// A canonical plane of n rows, `bytes` in each group.
-Plane plane(const std::optional<Plane2> &array, int n, int64_t groups, int64_t bytes, const char *name) {
+using MaybePlane = std::optional<Plane2>;
+
+// A canonical plane of n rows, `bytes` in each group; none where the format has none.
+Plane plane(const MaybePlane &array, int n, int64_t groups, int64_t bytes, const char *name) {
+    if (bytes == 0) return {};
     require(array.has_value(), std::string("the plane ") + name + " is missing");
     const int64_t item = array->dtype().bits / 8, row = int64_t(array->shape(1)) * item;
     require(int64_t(array->shape(0)) == n && row == groups * bytes,
@@ -61,18 +71,18 @@ Plane plane(const std::optional<Plane2> &array, int n, int64_t groups, int64_t b
 }
 
 int add_matrix(Session &session, const std::string &name, int n, int k, int group, bool minimum, const Plane2 &values,
-               const std::optional<Plane2> &scales, const std::optional<Plane2> &mins) {
-    Matrix shape{format(name), n, k, group, minimum, nullptr, 0};
-    Planes planes;
-    if (shape.quantized()) {
-        require(group >= 32 && k % group == 0, "columns must come in whole groups of 32 or more");
-        const int64_t groups = k / group;
-        planes.values = plane(values, n, groups, shape.format == Format::q4 ? group / 2 : group, "quants");
-        planes.scales = plane(scales, n, groups, 2, "scales");
-        if (minimum) planes.mins = plane(mins, n, groups, 2, "mins");
-    } else {
-        planes.values = plane(values, n, 1, int64_t(k) * (shape.format == Format::f32 ? 4 : 2), "values");
-    }
+               const MaybePlane &scales, const MaybePlane &mins, const MaybePlane &high, const MaybePlane &sub_scales,
+               const MaybePlane &sub_mins) {
+    const Matrix shape{format(name), n, k, group, minimum, nullptr, 0};
+    if (shape.quantized()) require(group >= 32 && k % group == 0, "columns must come in whole groups of 32 or more");
+    const int64_t groups = shape.quantized() ? k / group : 1;
+    const PlaneBytes bytes = plane_bytes(shape);
+    const Planes planes{plane(values, n, groups, int64_t(bytes.values), "values"),
+                        plane(scales, n, groups, int64_t(bytes.scales), "scales"),
+                        plane(mins, n, groups, int64_t(bytes.mins), "mins"),
+                        plane(high, n, groups, int64_t(bytes.high), "high"),
+                        plane(sub_scales, n, groups, int64_t(bytes.sub_scales), "sub_scales"),
+                        plane(sub_mins, n, groups, int64_t(bytes.sub_mins), "sub_mins")};
     nb::gil_scoped_release release;
     return session.add_matrix(shape, planes);
 }
@@ -207,8 +217,9 @@ NB_MODULE(_native, module) {
         .def(
             "add_vector", [](Session &s, const Array1<float> &values) { return s.add_vector(values.data(), int(values.size())); },
             "values"_a)
-        .def("add_matrix", &add_matrix, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "values"_a, "scales"_a.none(),
-             "mins"_a.none())
+        .def("add_matrix", &add_matrix, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "values"_a,
+             "scales"_a.none() = nb::none(), "mins"_a.none() = nb::none(), "high"_a.none() = nb::none(),
+             "sub_scales"_a.none() = nb::none(), "sub_mins"_a.none() = nb::none())
         .def("seal", &Session::seal)
         .def("run", &run, "tokens"_a, "positions"_a, "starts"_a, "blocks"_a, "wanted"_a, "trace"_a = false)
         .def("logits", &logits, "rows"_a)

@@ -60,6 +60,9 @@ Format format_of(const std::string &name) {
     if (name == "bf16") return Format::bf16;
     if (name == "q8") return Format::q8;
     if (name == "q4") return Format::q4;
+    if (name == "q4_k") return Format::q4_k;
+    if (name == "q5_k") return Format::q5_k;
+    if (name == "q6_k") return Format::q6_k;
     refuse("no kernel reads weights as " + name);
 }
 
@@ -69,12 +72,16 @@ Matrix shape_of(const std::string &format, int n, int k, int group, bool minimum
     if (m.quantized() && (group <= 0 || group % BLOCK || k % group))
         refuse("columns must be whole groups, groups multiples of 32");
     if (m.format == Format::q8 && group != BLOCK) refuse("q8 has groups of 32");
+    if (has_super_blocks(m.format) && group != SUPER) refuse(format + " has super-blocks of 256");
     m.bytes = packed_bytes(m.format, n, k, group, minimum);
     return m;
 }
 
 // (n, …) with the groups either a dimension of their own or contiguous inside a row; `bytes` in each of `groups`.
-Plane plane_of(const Array &array, int n, size_t groups, size_t bytes, const char *name) {
+Plane plane_of(const std::optional<Array> &given, int n, size_t groups, size_t bytes, const char *name) {
+    if (bytes == 0) return {};
+    if (!given) refuse(std::string("the plane ") + name + " is missing");
+    const Array &array = *given;
     const size_t item = array.dtype().bits / 8;
     size_t total = item;
     for (size_t d = 1; d < array.ndim(); d++) total *= array.shape(d);
@@ -94,18 +101,17 @@ Plane plane_of(const Array &array, int n, size_t groups, size_t bytes, const cha
 }
 
 PackedMatrix pack_planes(const std::string &format, int n, int k, int group, bool minimum, const Array &values,
-                         std::optional<Array> scales, std::optional<Array> mins) {
+                         const std::optional<Array> &scales, const std::optional<Array> &mins, const std::optional<Array> &high,
+                         const std::optional<Array> &sub_scales, const std::optional<Array> &sub_mins) {
     Matrix m = shape_of(format, n, k, group, minimum);
-    Planes planes;
-    if (m.quantized()) {
-        const size_t groups = k / group;
-        if (!scales || (minimum && !mins)) refuse(format + " needs scales, and minima where asked for");
-        planes.values = plane_of(values, n, groups, m.format == Format::q4 ? group / 2 : group, "quants");
-        planes.scales = plane_of(*scales, n, groups, 2, "scales");
-        if (minimum) planes.mins = plane_of(*mins, n, groups, 2, "mins");
-    } else {
-        planes.values = plane_of(values, n, 1, (size_t)k * (m.format == Format::f32 ? 4 : 2), "values");
-    }
+    const size_t groups = m.quantized() ? k / group : 1;
+    const PlaneBytes bytes = plane_bytes(m);
+    const Planes planes{plane_of(values, n, groups, bytes.values, "values"),
+                        plane_of(scales, n, groups, bytes.scales, "scales"),
+                        plane_of(mins, n, groups, bytes.mins, "mins"),
+                        plane_of(high, n, groups, bytes.high, "high"),
+                        plane_of(sub_scales, n, groups, bytes.sub_scales, "sub_scales"),
+                        plane_of(sub_mins, n, groups, bytes.sub_mins, "sub_mins")};
     Memory memory = allocate(m.bytes);
     pack(m, planes, (uint8_t *)memory.get(), 0, m.blocks());
     m.data = (const uint8_t *)memory.get();
@@ -224,7 +230,8 @@ void bind_kernels(nb::module_ &module) {
         return shape_of(format, n, k, group, minimum).bytes;
     }, "format"_a, "n"_a, "k"_a, "group"_a = 0, "minimum"_a = false);
     module.def("pack", &pack_planes, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "values"_a, "scales"_a.none() = nb::none(),
-               "mins"_a.none() = nb::none(),
+               "mins"_a.none() = nb::none(), "high"_a.none() = nb::none(), "sub_scales"_a.none() = nb::none(),
+               "sub_mins"_a.none() = nb::none(),
                "A Matrix in the kernels' layout; planes (n, …) or (n, groups, …) as formats/ has them.");
     module.def("quantize", &quantize_rows, "isa"_a, "x"_a);
     module.def("linear", &linear_quantized, "isa"_a, "w"_a, "x"_a, "out"_a, "bias"_a.none() = nb::none(), "accumulate"_a = false,

@@ -35,6 +35,28 @@ NANO_INLINE void row_q8(const Matrix &w, const uint8_t *block, int o, float *out
     }
 }
 
+// d · scale has at most 19 significant bits and q six: only subtracting a minimum rounds.
+NANO_INLINE void row_k(const Matrix &w, const uint8_t *block, int o, float *out) {
+    const size_t step = step_bytes(w.format);
+    for (int k = 0; k < w.k; k += SUPER) {
+        const uint8_t *scales = block + SUPER / BLOCK * step, *mins = scales + SCALES_BYTES / 2, *halves = scales + SCALES_BYTES;
+        const float d = load_half(halves + o * 2), dmin = w.format == Format::q6_k ? 0.0f : load_half(halves + 64 + o * 2);
+        for (int c = 0; c < SUPER; c++) {
+            const int column = c % 32, place = o % 16 * 4 + column % 4;
+            const uint8_t *at = block + c / 32 * step, *high = at + 512, byte = at[o / 16 * 256 + column % 16 / 4 * 64 + place];
+            int q = column < 16 ? byte & 15 : byte >> 4;
+            if (w.format == Format::q6_k) {
+                q += (high[o / 16 * 128 + column / 16 * 64 + place] >> column % 16 / 4 * 2 & 3) * 16;
+                out[k + c] = d * (float)(int8_t)scales[c / 16 * 32 + o] * (float)(q - 32);
+                continue;
+            }
+            if (w.format == Format::q5_k) q += (high[o / 16 * 64 + place] >> column / 4 & 1) * 16;
+            out[k + c] = d * (float)scales[c / 32 * 32 + o] * (float)q - dmin * (float)mins[c / 32 * 32 + o];
+        }
+        block = scales + tail_bytes(w.format);
+    }
+}
+
 NANO_INLINE void row_float(const Matrix &w, const uint8_t *block, int o, float *out) {
     for (int k = 0; k < w.k; k++) {
         if (w.format == Format::f32) memcpy(out + k, block + (size_t)k * 128 + o * 4, 4);
@@ -55,6 +77,7 @@ inline void embed(const Matrix &w, const int32_t *ids, int row_begin, int row_en
         float *row = out + r * ldo;
         if (w.format == Format::q4) row_q4(w, block, o, row);
         else if (w.format == Format::q8) row_q8(w, block, o, row);
+        else if (has_super_blocks(w.format)) row_k(w, block, o, row);
         else row_float(w, block, o, row);
     }
 }

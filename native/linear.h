@@ -4,74 +4,10 @@
 // come from memory once for all of these and stay in the first two caches meanwhile, as the rows do.
 #pragma once
 
-#include "matrix.h"
-#include "simd.h"
+#include "linear_k.h"
+#include "tile.h"
 
 namespace nano::NANO_ISA {
-
-template <int M, int H> struct Tile {
-    f32x16 sum[M][H];
-};
-
-// Where a tile's results go: `out` at the block's first output, `n` outputs of the block that exist.
-struct Target {
-    float *out;
-    size_t ldo;
-    const float *bias;
-    bool accumulate;
-    int n;
-};
-
-template <int M, int H> NANO_INLINE void finish(const Tile<M, H> &tile, const Target &to, int row, int half) {
-    for (int h = 0; h < H; h++) {
-        const int at = (half + h) * LANES, n = to.n - at < LANES ? to.n - at : LANES;
-        if (n <= 0) return;
-        for (int m = 0; m < M; m++) {
-            float *out = to.out + (row + m) * to.ldo + at;
-            f32x16 value = tile.sum[m][h];
-            if (to.bias) value = value + load_n(to.bias + at, n);
-            if (to.accumulate) value = load_n(out, n) + value;
-            store_n(out, value, n);
-        }
-    }
-}
-
-// Tiles of three rows and more compute too long per line for the hardware to run far enough ahead; with fewer it does
-// better alone.
-template <int M> NANO_INLINE void ahead(const uint8_t *p) {
-    if constexpr (M > 2) __builtin_prefetch(p + 1024);
-}
-
-NANO_INLINE int32_t four(const int8_t *q) {
-    int32_t word;
-    memcpy(&word, q, 4);
-    return word;
-}
-
-// 32 columns of q4: the exact sums of M rows from `lane`; `w` is the half's 256 bytes.
-template <int M, int H>
-NANO_INLINE void dot_nibbles(const uint8_t *w, const ActivationGroup &a, int lane, int offset, i32x16 (&dots)[M][H]) {
-    Nibbles acc[M][H];
-    for (int m = 0; m < M; m++)
-        for (int h = 0; h < H; h++) acc[m][h] = begin_nibbles(a.sum[lane + m], offset);
-#pragma GCC unroll 4
-    for (int t = 0; t < 4; t++) {
-        u8x64 low[H], high[H];
-        for (int h = 0; h < H; h++) {
-            const u8x64 both = load_bytes(w + h * 256 + t * 64);
-            ahead<M>(w + h * 256 + t * 64);
-            low[h] = low_nibbles(both);
-            high[h] = high_nibbles(both);
-        }
-        for (int m = 0; m < M; m++) {
-            const int32_t first_half = four(a.q[lane + m] + 4 * t), second_half = four(a.q[lane + m] + 16 + 4 * t);
-            for (int h = 0; h < H; h++) step(acc[m][h], low[h], first_half);
-            for (int h = 0; h < H; h++) step(acc[m][h], high[h], second_half);
-        }
-    }
-    for (int m = 0; m < M; m++)
-        for (int h = 0; h < H; h++) dots[m][h] = end_nibbles(acc[m][h], a.sum[lane + m], offset);
-}
 
 template <int M, int H, bool MINIMUM>
 NANO_INLINE void tile_q4(const Matrix &w, const uint8_t *block, const Activations &a, const Target &to, int row, int half) {
@@ -201,6 +137,8 @@ void tile(const Matrix &w, const uint8_t *block, const Activations &a, const flo
         tile_q4<M, TILE_HALVES, MINIMUM>(w, block, a, to, row, half);
     else if constexpr (F == Format::q8)
         tile_q8<M, TILE_HALVES>(w, block, a, to, row, half);
+    else if constexpr (has_super_blocks(F))
+        tile_k<M, TILE_HALVES, F>(w, block, a, to, row, half);
     else
         tile_float<M, TILE_HALVES, F>(w, block, x, ldx, to, row, half);
 }
@@ -237,6 +175,9 @@ inline void linear(const Matrix &w, const Activations &a, const float *x, size_t
         case Format::bf16: return run(linear_blocks<Format::bf16>);
         case Format::q8: return run(linear_blocks<Format::q8>);
         case Format::q4: return w.minimum ? run(linear_blocks<Format::q4, true>) : run(linear_blocks<Format::q4>);
+        case Format::q4_k: return run(linear_blocks<Format::q4_k>);
+        case Format::q5_k: return run(linear_blocks<Format::q5_k>);
+        case Format::q6_k: return run(linear_blocks<Format::q6_k>);
     }
 }
 

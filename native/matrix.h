@@ -6,9 +6,16 @@
 //         A step is 32 columns: two halves (outputs 0..15, 16..31) × four vectors t of 64 bytes; byte 4·o + j of a vector holds
 //         column 4·t + j of output o in its low nibble and column 16 + 4·t + j in its high one.
 //   q8    per 32 columns: two halves × eight vectors of 64 bytes, byte 4·o + j = q[o][4·t + j] + 128; 32 float16 scales.
+//   q4_k  per 256 columns, a super-block: eight steps of 512 bytes of nibbles as in q4; [8][32 outputs] scales, one byte each,
+//         for each step; as many minima; 32 float16 d; 32 float16 dmin.
+//   q5_k  as q4_k, and behind each step's nibbles two halves × 64 bytes: byte 4·o + j holds in bit i the fifth bit of column
+//         4·i + j of output o.
+//   q6_k  per 256 columns eight steps of 512 bytes of nibbles, each followed by two halves × two vectors v of 64 bytes: byte
+//         4·o + j holds in bits 2·i and 2·i + 1 those above the nibble of column 16·v + 4·i + j of output o; then
+//         [16][32 outputs] int8 scales, for 16 columns each; 32 float16 d.
 //   bf16  [(k + 1) / 2][32 outputs] uint32: the even column in the upper half, the odd one in the lower (zero past k).
 //   f16   [k][32 outputs] uint16.   f32   [k][32 outputs] float.
-// q4 and q8 need k to be a multiple of the group, and the group of 32.
+// Quantised formats need k to be a multiple of the group, and the group of 32.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +25,27 @@
 
 namespace nano {
 
-enum class Format { f32, f16, bf16, q8, q4 };
+enum class Format { f32, f16, bf16, q8, q4, q4_k, q5_k, q6_k };
 
 constexpr int BLOCK = 32;  // outputs of a block, columns of a quantised group of activations
+constexpr int SUPER = 256;  // columns of a super-block
+
+NANO_INLINE constexpr bool has_super_blocks(Format f) { return f == Format::q4_k || f == Format::q5_k || f == Format::q6_k; }
+// Bytes of a super-block's step of 32 columns × 32 outputs, of its scales and minima, and of those and d and dmin.
+NANO_INLINE constexpr size_t step_bytes(Format f) { return f == Format::q6_k ? 768 : f == Format::q5_k ? 640 : 512; }
+constexpr size_t SCALES_BYTES = 512;
+NANO_INLINE constexpr size_t tail_bytes(Format f) { return SCALES_BYTES + (f == Format::q6_k ? 64 : 128); }
 
 struct Matrix {
     Format format = Format::f32;
     int n = 0, k = 0;      // outputs, inputs
-    int group = 0;         // columns that share a scale: q8 32, q4 a multiple of 32, otherwise 0
+    int group = 0;         // columns that share a float16 scale: q8 32, q4 a multiple of 32, q4_k … 256, otherwise 0
     bool minimum = false;  // q4: w = scale · q + min, else scale · (q − 8)
     const uint8_t *data = nullptr;  // 64-byte aligned
     size_t bytes = 0;
 
     NANO_INLINE int blocks() const { return (n + BLOCK - 1) / BLOCK; }
-    NANO_INLINE bool quantized() const { return format == Format::q8 || format == Format::q4; }
+    NANO_INLINE bool quantized() const { return format >= Format::q8; }
 };
 
 // Bytes of one block of 32 outputs, and of a whole packed matrix.
@@ -49,7 +63,14 @@ struct Plane {
 struct Planes {
     Plane values;  // values or quants
     Plane scales, mins;
+    Plane high, sub_scales, sub_mins;  // of formats with super-blocks
 };
+
+// Bytes of each plane in one scale group (without groups in a row); 0: the format has no such plane.
+struct PlaneBytes {
+    size_t values, scales, mins, high, sub_scales, sub_mins;
+};
+PlaneBytes plane_bytes(const Matrix &shape);
 
 // Blocks [block_begin, block_end) of `shape` (whose data is not read) to their places in `dst`, the start of the matrix.
 void pack(const Matrix &shape, const Planes &planes, uint8_t *dst, int block_begin, int block_end);
@@ -64,7 +85,7 @@ struct ActivationGroup {  // 32 columns of a panel
     float scale[PANEL];
     int32_t sum[PANEL];  // Σ q
     float shift[PANEL];  // scale · Σ q, what a minimum is multiplied with
-    int32_t unused[PANEL];
+    int32_t first[PANEL];  // Σ q of columns 0..15
 };
 static_assert(sizeof(ActivationGroup) == 192);
 
@@ -101,9 +122,11 @@ struct MatrixKernels {
 
     // out[r][o] for r < rows and the outputs of blocks [block_begin, block_end): out = Σ_k w[o][k] · x[r][k] + bias[o], and with
     // `accumulate` out = out + (Σ + bias). `out` points at output 0 of row 0, rows begin every ldo floats; bias may be null.
-    // q8 and q4 read `a` (x unused), the others x (a unused). Per output one chain in ascending k, whatever the rows, blocks
-    // and threads: f32, f16, bf16 acc = fma(x, w, acc); q8 and q4 per 32 columns acc = fma(float(Σ q_w · q_x), w_scale ·
-    // x_scale, acc), where q4 without a minimum counts q_w from −8, then with a minimum acc = fma(min, x_shift, acc).
+    // Quantised formats read `a` (x unused), the others x (a unused). Per output one chain in ascending k, whatever the rows,
+    // blocks and threads. f32, f16, bf16: acc = fma(x, w, acc). q8 and q4 per 32 columns: acc = fma(float(Σ q_w · q_x), w_scale ·
+    // x_scale, acc), where q4 without a minimum counts q_w from −8; with a minimum then acc = fma(min, x_shift, acc). q4_k and
+    // q5_k do the same with w_scale = d · scale and min = (0 − dmin) · minimum; q6_k counts q_w from −32 and does it per 16
+    // columns, the same x_scale for both halves of 32. d · scale and dmin · minimum are exact in float32.
     void (*linear)(const Matrix &w, const Activations &a, const float *x, size_t ldx, int rows, float *out, size_t ldo,
                    int block_begin, int block_end, const float *bias, bool accumulate);
 

@@ -12,6 +12,9 @@ size_t block_bytes(Format format, int k, int group, bool minimum) {
         case Format::f16: return columns * 64;
         case Format::bf16: return (columns + 1) / 2 * 128;
         case Format::q8: return columns / 32 * (1024 + 64);
+        case Format::q4_k:
+        case Format::q5_k:
+        case Format::q6_k: return columns / SUPER * (SUPER / BLOCK * step_bytes(format) + tail_bytes(format));
         case Format::q4: return columns / group * ((size_t)group / 32 * 512 + (minimum ? 128 : 64));
     }
     return 0;
@@ -19,6 +22,21 @@ size_t block_bytes(Format format, int k, int group, bool minimum) {
 
 size_t packed_bytes(Format format, int n, int k, int group, bool minimum) {
     return block_bytes(format, k, group, minimum) * (((size_t)n + BLOCK - 1) / BLOCK);
+}
+
+PlaneBytes plane_bytes(const Matrix &shape) {
+    const size_t columns = shape.k, group = shape.group;
+    switch (shape.format) {
+        case Format::f32: return {columns * 4, 0, 0, 0, 0, 0};
+        case Format::f16:
+        case Format::bf16: return {columns * 2, 0, 0, 0, 0, 0};
+        case Format::q8: return {group, 2, 0, 0, 0, 0};
+        case Format::q4: return {group / 2, 2, size_t(shape.minimum ? 2 : 0), 0, 0, 0};
+        case Format::q4_k: return {SUPER / 2, 2, 2, 0, 8, 8};
+        case Format::q5_k: return {SUPER / 2, 2, 2, SUPER / 8, 8, 8};
+        case Format::q6_k: return {SUPER / 2, 2, 0, SUPER / 4, 16, 0};
+    }
+    return {};
 }
 
 size_t activations_bytes(int rows, int k) {
@@ -72,6 +90,32 @@ void pack_q8(const Matrix &shape, const Planes &planes, int first, int count, ui
     }
 }
 
+// `groups` bytes of each of outputs first..first+count−1 in super-block g, the 32 outputs of a group together.
+void pack_scales(const Plane &plane, int first, int count, int g, int groups, uint8_t *dst) {
+    memset(dst, 0, groups * BLOCK);
+    for (int o = 0; o < count; o++)
+        for (int i = 0; i < groups; i++) dst[i * BLOCK + o] = plane.data[(first + o) * plane.row + g * plane.group + i];
+}
+
+void pack_k(const Matrix &shape, const Planes &planes, int first, int count, uint8_t *dst) {
+    const Plane &quants = planes.values, &high = planes.high;
+    const int vectors = shape.format == Format::q4_k ? 0 : shape.format == Format::q5_k ? 1 : 2;  // of high bits, a half
+    const bool minimum = shape.format != Format::q6_k;
+    for (int g = 0; g < shape.k / SUPER; g++) {
+        const uint8_t *src = quants.data + first * quants.row + g * quants.group;
+        const uint8_t *more = vectors ? high.data + first * high.row + g * high.group : nullptr;
+        for (int s = 0; s < SUPER / BLOCK; s++, dst += step_bytes(shape.format)) {
+            pack_step(src + s * 16, quants.row, count, 4, 0, dst);
+            if (vectors) pack_step(more + s * 4 * vectors, high.row, count, vectors, 0, dst + 512);
+        }
+        pack_scales(planes.sub_scales, first, count, g, minimum ? 8 : 16, dst);
+        if (minimum) pack_scales(planes.sub_mins, first, count, g, 8, dst + SCALES_BYTES / 2);
+        pack_halves(planes.scales, first, count, g, dst + SCALES_BYTES);
+        if (minimum) pack_halves(planes.mins, first, count, g, dst + SCALES_BYTES + 64);
+        dst += tail_bytes(shape.format);
+    }
+}
+
 // A column is 32 values of `size` bytes; bf16's columns lie in pairs, the even one in the upper half of each word.
 void pack_float(const Matrix &shape, const Planes &planes, int first, int count, size_t size, bool pairs, uint8_t *dst) {
     for (int o = 0; o < count; o++) {
@@ -94,6 +138,8 @@ void pack(const Matrix &shape, const Planes &planes, uint8_t *dst, int block_beg
             pack_q4(shape, planes, first, count, block);
         } else if (shape.format == Format::q8) {
             pack_q8(shape, planes, first, count, block);
+        } else if (has_super_blocks(shape.format)) {
+            pack_k(shape, planes, first, count, block);
         } else {
             const bool wide = shape.format == Format::f32;
             if (count < BLOCK || shape.k % 2) memset(block, 0, bytes);

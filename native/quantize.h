@@ -14,7 +14,7 @@ NANO_INLINE void quantize_group(const float *x, ActivationGroup &out, int lane) 
     const float most = __builtin_bit_cast(float, word);
     if (word >= 0x7f800000 || most < 0x1p-119f) {
         memset(out.q[lane], 0, BLOCK);
-        out.sum[lane] = 0;
+        out.sum[lane] = out.first[lane] = 0;
         out.scale[lane] = out.shift[lane] = word >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
         return;
     }
@@ -23,7 +23,8 @@ NANO_INLINE void quantize_group(const float *x, ActivationGroup &out, int lane) 
     store_i8(out.q[lane], a);
     store_i8(out.q[lane] + LANES, b);
     out.scale[lane] = most / 127.0f;
-    out.sum[lane] = reduce_add(a + b);
+    out.first[lane] = reduce_add(a);
+    out.sum[lane] = out.first[lane] + reduce_add(b);
     out.shift[lane] = out.scale[lane] * (float)out.sum[lane];
 }
 

@@ -83,6 +83,7 @@ int Session::add_matrix(const Matrix &shape, const Planes &planes) {
     require(shape.n >= 1 && shape.k >= 1, "a matrix must have rows and columns");
     require(!shape.quantized() || (shape.group >= 32 && shape.group % 32 == 0 && shape.k % shape.group == 0),
             "columns must come in whole groups");
+    require(!has_super_blocks(shape.format) || shape.group == SUPER, "super-blocks have 256 columns");
     const size_t bytes = packed_bytes(shape.format, shape.n, shape.k, shape.group, shape.minimum);
     uint8_t *packed = weights_.take(bytes);
     pool_.run([&](int thread) {

@@ -24,10 +24,14 @@
 //   load_i8 store_i8                            i32x16 sign-extended from, cut to, 8 bits
 //   reduce_add reduce_max                       lanes i and i+8, then i+4, i+2, i+1
 //   load_bytes low_nibbles high_nibbles         u8x64
+//   with_bits<shift, mask>(w, high)             w | (high moved left by shift bits, or right by −shift) & mask in each byte; the
+//                                               mask has none of the bits that a neighbouring byte would bring
 //   Nibbles, Bytes                              exact int32 sums of weight · activation over steps of four columns:
 //     begin_*(sum, …), step(acc, u8x64 w, int32 of four int8 activations), end_*(…) -> i32x16
 //     lane o gets Σ w[4·o + j] · a[j]; activations lie in −127..127.
 //     Nibbles: w in 0..15, at most eight steps, `offset` · sum is subtracted; Bytes: w − 128 is what counts.
+//   Sextets                                     the same for w in 0..63, without a limit and two vectors at a time:
+//     begin_sextets(start), step(acc, w, activations, next w, its activations), end_sextets(acc)
 #pragma once
 
 #include <cstddef>

@@ -168,6 +168,14 @@ NANO_INLINE u8x64 low_nibbles(u8x64 w) {
 NANO_INLINE u8x64 high_nibbles(u8x64 w) {
     return low_nibbles({_mm256_srli_epi16(w.a, 4), _mm256_srli_epi16(w.b, 4)});
 }
+template <int SHIFT, int MASK> NANO_INLINE __m256i with_bits(__m256i w, __m256i high) {
+    if constexpr (SHIFT > 0) high = _mm256_slli_epi16(high, SHIFT);
+    if constexpr (SHIFT < 0) high = _mm256_srli_epi16(high, -SHIFT);
+    return _mm256_or_si256(w, _mm256_and_si256(high, _mm256_set1_epi8(MASK)));
+}
+template <int SHIFT, int MASK> NANO_INLINE u8x64 with_bits(u8x64 w, u8x64 high) {
+    return {with_bits<SHIFT, MASK>(w.a, high.a), with_bits<SHIFT, MASK>(w.b, high.b)};
+}
 
 // Compilers would compute all products of a group first and add them as a tree, spilling most of them.
 NANO_INLINE void keep(__m256i &a, __m256i &b) {
@@ -205,5 +213,20 @@ NANO_INLINE void step(Bytes& acc, u8x64 w, int32_t activations) {
     keep(acc.a, acc.b);
 }
 NANO_INLINE i32x16 end_bytes(Bytes acc) { return {acc.a, acc.b}; }
+
+// Two vectors of pairs, each at most 2 · 63 · 127 = 16,002, fit 16 bits together.
+struct Sextets { __m256i a, b; };
+NANO_INLINE Sextets begin_sextets(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }
+NANO_INLINE __m256i dot_both(__m256i acc, __m256i w, __m256i x, __m256i next, __m256i y) {
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(w, x), _mm256_maddubs_epi16(next, y));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+NANO_INLINE void step(Sextets& acc, u8x64 w, int32_t activations, u8x64 next, int32_t next_activations) {
+    const __m256i x = _mm256_set1_epi32(activations), y = _mm256_set1_epi32(next_activations);
+    acc.a = dot_both(acc.a, w.a, x, next.a, y);
+    acc.b = dot_both(acc.b, w.b, x, next.b, y);
+    keep(acc.a, acc.b);
+}
+NANO_INLINE i32x16 end_sextets(Sextets acc) { return {acc.a, acc.b}; }
 
 }  // namespace nano::NANO_ISA

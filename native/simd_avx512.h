@@ -96,6 +96,12 @@ NANO_INLINE void store_i8(int8_t* p, i32x16 a) { _mm_storeu_si128((__m128i*)p, _
 NANO_INLINE u8x64 load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 NANO_INLINE u8x64 low_nibbles(u8x64 w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
 NANO_INLINE u8x64 high_nibbles(u8x64 w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
+template <int SHIFT, int MASK> NANO_INLINE u8x64 with_bits(u8x64 w, u8x64 high) {
+    __m512i moved = high.v;
+    if constexpr (SHIFT > 0) moved = _mm512_slli_epi16(moved, SHIFT);
+    if constexpr (SHIFT < 0) moved = _mm512_srli_epi16(moved, -SHIFT);
+    return {_mm512_ternarylogic_epi32(w.v, moved, _mm512_set1_epi8(MASK), 0xf8)};
+}
 
 struct Nibbles { __m512i v; };
 NANO_INLINE Nibbles begin_nibbles(int32_t sum, int offset) { return {_mm512_set1_epi32(-offset * sum)}; }
@@ -106,5 +112,13 @@ struct Bytes { __m512i v; };
 NANO_INLINE Bytes begin_bytes(int32_t sum) { return {_mm512_set1_epi32(-128 * sum)}; }
 NANO_INLINE void step(Bytes& acc, u8x64 w, int32_t a) { acc.v = _mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(a)); }
 NANO_INLINE i32x16 end_bytes(Bytes acc) { return {acc.v}; }
+
+struct Sextets { __m512i v; };
+NANO_INLINE Sextets begin_sextets(int32_t start) { return {_mm512_set1_epi32(start)}; }
+NANO_INLINE void step(Sextets& acc, u8x64 w, int32_t a, u8x64 next, int32_t b) {
+    acc.v = _mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(a));
+    acc.v = _mm512_dpbusd_epi32(acc.v, next.v, _mm512_set1_epi32(b));
+}
+NANO_INLINE i32x16 end_sextets(Sextets acc) { return {acc.v}; }
 
 }  // namespace nano::NANO_ISA

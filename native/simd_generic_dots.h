@@ -16,6 +16,15 @@ NANO_INLINE u8x64 high_nibbles(u8x64 w) {
     for (int i = 0; i < 4; i++) w.v[i] = as<i8x16>(as<i16x8>(w.v[i]) >> 4) & 15;
     return w;
 }
+template <int SHIFT, int8_t MASK> NANO_INLINE u8x64 with_bits(u8x64 w, u8x64 high) {
+    for (int i = 0; i < 4; i++) {
+        i16x8 moved = as<i16x8>(high.v[i]);
+        if constexpr (SHIFT > 0) moved <<= SHIFT;
+        if constexpr (SHIFT < 0) moved >>= -SHIFT;
+        w.v[i] |= as<i8x16>(moved) & MASK;
+    }
+    return w;
+}
 
 // Four int8 as 16-bit lanes, twice over.
 NANO_INLINE i16x8 widen(int32_t activations) {
@@ -56,6 +65,26 @@ NANO_INLINE void step(Bytes& acc, u8x64 w, int32_t activations) {
     }
 }
 NANO_INLINE i32x16 end_bytes(Bytes acc) {
+    i32x16 r;
+    for (int i = 0; i < 4; i++) r.v[i] = add_pairs(acc.v[2 * i], acc.v[2 * i + 1]);
+    return r;
+}
+
+// Two products of at most 63 · 127 fit 16 bits together, and their neighbours too.
+struct Sextets { i32x4 v[8]; };
+NANO_INLINE Sextets begin_sextets(int32_t start) {
+    Sextets acc;
+    for (i32x4 &v : acc.v) v = i32x4{start, 0, start, 0};
+    return acc;
+}
+NANO_INLINE void step(Sextets& acc, u8x64 w, int32_t activations, u8x64 next, int32_t next_activations) {
+    const i16x8 a = widen(activations), b = widen(next_activations);
+    for (int i = 0; i < 4; i++) {
+        acc.v[2 * i] += add_pairs((double_low(w.v[i]) & 0xff) * a + (double_low(next.v[i]) & 0xff) * b);
+        acc.v[2 * i + 1] += add_pairs((double_high(w.v[i]) & 0xff) * a + (double_high(next.v[i]) & 0xff) * b);
+    }
+}
+NANO_INLINE i32x16 end_sextets(Sextets acc) {
     i32x16 r;
     for (int i = 0; i < 4; i++) r.v[i] = add_pairs(acc.v[2 * i], acc.v[2 * i + 1]);
     return r;

@@ -16,6 +16,24 @@ struct Unknown {
     }
 };
 
+// As a sum of six-bit weights takes them, two vectors at a time.
+NANO_INLINE size_t spin_sextets(size_t steps) {
+    const Unknown zeros;
+    const int32_t a = zeros.bytes[0];
+    Sextets acc[CHAINS];
+#pragma GCC unroll 16
+    for (int c = 0; c < CHAINS; c++) acc[c] = begin_sextets(0);
+    for (size_t i = 0; i < steps; i++) {
+        const uint8_t *w = zeros.bytes + i % 4 * 64;
+#pragma GCC unroll 16
+        for (int c = 0; c < CHAINS; c++) step(acc[c], load_bytes(w + c * 64), a, load_bytes(w + (c + 4) * 64), a);
+    }
+    i32x16 all = set1(0);
+#pragma GCC unroll 16
+    for (int c = 0; c < CHAINS; c++) all = all + end_sextets(acc[c]);
+    return steps * CHAINS * 128 + reduce_add(all);
+}
+
 template <class Begin, class End> NANO_INLINE size_t spin_dots(size_t steps, Begin begin, End end) {
     const Unknown zeros;
     const int32_t a = zeros.bytes[0];
@@ -51,9 +69,10 @@ NANO_INLINE size_t spin_fma(size_t steps) {
 }
 
 inline size_t spin(Format format, size_t steps) {
-    if (format == Format::q4)
+    if (format == Format::q4 || format == Format::q4_k)
         return spin_dots(steps, [] { return begin_nibbles(0, 0); }, [](Nibbles acc) { return end_nibbles(acc, 0, 0); });
     if (format == Format::q8) return spin_dots(steps, [] { return begin_bytes(0); }, [](Bytes acc) { return end_bytes(acc); });
+    if (format == Format::q5_k || format == Format::q6_k) return spin_sextets(steps);
     return spin_fma(steps);
 }
 

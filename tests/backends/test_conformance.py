@@ -20,7 +20,7 @@ from nano_vllm.model.program import lower
 from nano_vllm.model.spec import Norm
 from nano_vllm.model.weights import open_model
 
-from . import tiny
+from . import files, tiny
 
 BOUND = 1e-4  # of any logit; logits are of about unit size
 BUDGETS = json.loads((Path(__file__).parents[1] / "fixtures" / "format_budgets.json").read_text())
@@ -31,6 +31,9 @@ FORMATS = {
     "q8": ("q8", {}),
     "q4": ("q4", {}),
     "q4 with minimum": ("q4", {"minimum": True}),
+    "q4_k": ("q4_k", {}),
+    "q5_k": ("q5_k", {}),
+    "q6_k": ("q6_k", {}),
 }
 
 
@@ -170,7 +173,7 @@ def test_one_value_of_each_tensor_matters(case):
 def widened(architecture: str, format: str):
     """(program, weights in a format, prompts, exact logits of these weights) of the model that the budgets were made with."""
     module = registry.load("architectures", architecture)
-    config = tiny.wide(tiny.configs(module)[0])
+    config = tiny.wide(tiny.configs(module)[0], files.columns(format))
     name, options = FORMATS[format]
     program = lower(module.describe(config))
     weights = tiny.rounded(tiny.values(tiny.theirs(config), module), name, **options)
@@ -206,3 +209,20 @@ def test_the_roundings_that_are_defined_are_within_llama_cpps(architecture, form
     session = reference.open(program, weights, tiny.plan(kv_cache_dtype="f16"), activations="int8")
     measured = rms_error(session, prompts, exact)
     assert 1e-5 < measured <= budget(architecture, format)
+
+
+@pytest.mark.parametrize("format", ["q4_k", "q5_k", "q6_k", "mixed"])
+@pytest.mark.parametrize("architecture", registry.names("architectures"))
+def test_gguf_files_are_within_llama_cpps(architecture, format, tmp_path):
+    """The very file that llama.cpp's error was measured with; "mixed" has weights of several formats in one linear."""
+    module = registry.load("architectures", architecture)
+    config = tiny.wide(tiny.configs(module)[0], files.columns(format))
+    model = tiny.theirs(config)
+    files.write_gguf(tmp_path / "tiny.gguf", model, module, format)
+    opened = open_model(tmp_path / "tiny.gguf")
+    prompts = [tiny.tokens(config["vocab_size"], seed=seed) for seed in range(BUDGETS["sequences"])]
+    exact = np.stack([tiny.their_logits(model, ids) for ids in prompts])
+    session = registry.load("backends", "cpu").open(lower(opened.spec), opened.weights, tiny.plan("cpu", "f16"))
+    assert 1e-5 < rms_error(session, prompts, exact) <= budget(architecture, format)
+    session.close()
+    opened.close()

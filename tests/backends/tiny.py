@@ -123,10 +123,10 @@ def logits(session, ids: np.ndarray) -> np.ndarray:
     return session.submit(batch([(ids, 0, blocks)])).result().logits.copy()
 
 
-def wide(config: dict) -> dict:
-    """A TINY config with every row in whole groups of 128 columns, and vectors long enough for errors to average out."""
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    return config | heads | {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 256}
+def wide(config: dict, columns: int = 128) -> dict:
+    """A TINY config with every row in whole groups of `columns`, and vectors long enough for errors to average out."""
+    heads = {"num_attention_heads": columns // 32, "num_key_value_heads": 2, "head_dim": 32}
+    return config | heads | {"hidden_size": columns, "intermediate_size": 2 * columns, "vocab_size": 256}
 
 
 def rounded(values: dict[str, np.ndarray], format: str, **options) -> dict[str, Tensor]:

@@ -27,12 +27,14 @@ def model(
 
 
 def weights(program, format="f32", seed=0, **options):
+    """Random weights. `format`: of all matrices, or part of a name -> format of the matrices with it; "" is of the others."""
     rng = np.random.default_rng(seed)
     packed = {}
     for name, shape in program.parameters.items():
         values = rng.standard_normal(shape).astype(np.float32)
         if len(shape) == 2:
-            packed[name] = pack(name, values * np.float32(1.5 / shape[1] ** 0.5), format, **options)
+            chosen = format if isinstance(format, str) else next(f for part, f in format.items() if part in name)
+            packed[name] = pack(name, values * np.float32(1.5 / shape[1] ** 0.5), chosen, **options)
         else:
             packed[name] = pack(name, 1 + 0.3 * values if "norm" in name else 0.4 * values, "f32")
     return packed

@@ -11,8 +11,9 @@ from nano_vllm._native import kernels
 ISAS = kernels.isas()
 QUANTIZED = [("q4", 32, False), ("q4", 32, True), ("q4", 64, False), ("q4", 64, True)]
 QUANTIZED += [("q4", 128, False), ("q4", 128, True), ("q8", 32, False)]
+SUPER = [("q4_k", 256, False), ("q5_k", 256, False), ("q6_k", 256, False)]
 FLOATS = [("f32", 0, False), ("f16", 0, False), ("bf16", 0, False)]
-MATRICES = [(*f, 384) for f in QUANTIZED] + [(*f, k) for f in FLOATS for k in (1, 33, 64)]
+MATRICES = [(*f, 384) for f in QUANTIZED] + [(*f, 768) for f in SUPER] + [(*f, k) for f in FLOATS for k in (1, 33, 64)]
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 33]
 same = np.testing.assert_array_equal
 
@@ -24,9 +25,9 @@ def weights(format: str, group: int, minimum: bool, n: int, k: int, seed: int = 
 
 
 def packed(tensor: formats.Tensor):
-    info, planes = tensor.info, tensor.planes
-    (n, k), first = info.shape, planes["quants" if info.group else "values"]
-    return kernels.pack(info.format, n, k, info.group, info.minimum, first, planes.get("scales"), planes.get("mins"))
+    info, planes = tensor.info, dict(tensor.planes)
+    first = planes.pop("quants" if info.group else "values")
+    return kernels.pack(info.format, *info.shape, info.group, info.minimum, first, **planes)
 
 
 def inputs(rows: int, k: int, seed: int = 1) -> np.ndarray:
@@ -127,6 +128,29 @@ def test_the_packed_layout_is_the_documented_one():
     same(pairs[1], values[:, 2].astype(np.uint32) << 16)
 
 
+def test_the_packed_layout_of_super_blocks_is_the_documented_one():
+    output, column = 21, 256 + 5 * 32 + 16 + 4 * 2 + 3  # of the second super-block: step 5, t 2, j 3, the high nibble
+    five, six = weights("q5_k", 256, False, 33, 512), weights("q6_k", 256, False, 33, 512)
+    body = packed(five).packed.reshape(2, 2, 8 * 640 + 640)[0, 1]
+    step = body[5 * 640 : 6 * 640]
+    value = step[256 + 2 * 64 + 5 * 4 + 3] >> 4 | (step[512 + 64 + 5 * 4 + 3] >> (4 + 2) & 1) << 4
+    scale, minimum = body[5120 + 5 * 32 + output], body[5120 + 256 + 5 * 32 + output]
+    d, dmin = (body[5120 + at : 5120 + at + 64].view(np.float16)[output].astype(np.float32) for at in (512, 576))
+    assert d * np.float32(scale) * np.float32(value) - dmin * np.float32(minimum) == five.unpack()[output, column]
+
+    body = packed(six).packed.reshape(2, 2, 8 * 768 + 576)[0, 1]
+    step = body[5 * 768 : 6 * 768]
+    value = int(step[256 + 2 * 64 + 5 * 4 + 3] >> 4 | (step[512 + 128 + 64 + 5 * 4 + 3] >> 2 * 2 & 3) << 4) - 32
+    scale = body.view(np.int8)[6144 + 11 * 32 + output]
+    d = body[6144 + 512 : 6144 + 576].view(np.float16)[output].astype(np.float32)
+    assert d * np.float32(scale) * np.float32(value) == six.unpack()[output, column]
+
+
+@pytest.mark.parametrize(("format", "bits"), [("q4_k", 4.5), ("q5_k", 5.5), ("q6_k", 6.5625)])
+def test_super_blocks_keep_about_their_bits(format, bits):
+    assert bits <= 8 * kernels.packed_bytes(format, 64, 1024, 256) / (64 * 1024) <= 1.03 * bits
+
+
 def test_planes_are_read_where_a_file_has_them():
     """Blocks as ggml's Q4_1 has them, scale, minimum and nibbles together: views of them pack to the same bytes."""
     tensor = weights("q4", 32, True, 40, 96)
@@ -168,9 +192,29 @@ def test_extreme_numbers_do_not_saturate(format, group, minimum):
             same(out[:, 1], 127 * sign * k * (low + minimum))
 
 
-@pytest.mark.parametrize(("format", "group", "minimum"), [QUANTIZED[1], QUANTIZED[5], FLOATS[1]])
+@pytest.mark.parametrize("format", ["q4_k", "q5_k", "q6_k"])
+def test_extreme_numbers_of_super_blocks_do_not_saturate(format):
+    """All bits set in output 0, none in output 1; scales and minima as large as they can be."""
+    k, signed = 512, format == "q6_k"
+    planes = formats.pack("w", np.zeros((32, k), np.float32), format).planes
+    for name, plane in planes.items():
+        if name in ("quants", "high"):
+            plane[0], plane[1:] = 0xFF, 0
+        else:
+            plane[...] = 1 if plane.dtype == np.float16 else -128 if signed else 63
+    w = packed(formats.Tensor(formats.describe("w", (32, k), format, 256), planes))
+    high, low = {"q4_k": (15 * 63 - 63, -63), "q5_k": (31 * 63 - 63, -63), "q6_k": (31 * -128, -32 * -128)}[format]
+    for sign in (1, -1):
+        x = np.full((5, k), 127 * sign, np.float32)
+        for isa in ISAS:
+            out = linear(isa, w, x, 32, True)
+            same(out[:, 0], 127 * sign * k * high)
+            same(out[:, 1], 127 * sign * k * low)
+
+
+@pytest.mark.parametrize(("format", "group", "minimum"), [QUANTIZED[1], QUANTIZED[5], *SUPER, FLOATS[1]])
 def test_bias_then_accumulate_and_any_split_of_blocks(format, group, minimum):
-    n, k, rows = 100, 128, 5
+    n, k, rows = 100, 256, 5
     w, x = packed(weights(format, group, minimum, n, k)), inputs(rows, k)
     bias, old = inputs(1, n, 5)[0], inputs(rows, n, 6)
     plain = linear(ISAS[0], w, x, n, group > 0)

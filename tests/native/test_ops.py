@@ -10,6 +10,9 @@ from nano_vllm.model.program import Attend, Embed, Gate, Linear, Normalize, Rota
 
 from . import models
 
+MIXED = {"attention.k": "q5_k", "attention.v": "q6_k", "mlp.up": "q8", "": "q4_k"}
+SUPER = ["q4_k", "q5_k", "q6_k", MIXED]
+
 
 def off(ours: np.ndarray, theirs: np.ndarray) -> float:
     """Largest difference, relative to the largest number of its row."""
@@ -33,9 +36,9 @@ def test_norm(isa, rows, hidden):
     assert off(copies[op.name], right) < 4e-7
 
 
-@pytest.mark.parametrize("format", ["f32", "f16", "bf16", "q8", "q4"])
+@pytest.mark.parametrize("format", ["f32", "f16", "bf16", "q8", "q4", "q4_k", "q5_k", "q6_k"])
 def test_embedding_is_the_table(format):
-    session, copies = traced(models.model(), 33, format=format)
+    session, copies = traced(models.model(8, 2, 32, 256, mlp=256), 33, format=format)
     op = models.ops_of(session, Embed)[0]
     table = models.weights(session.program, format)[op.weight].unpack()
     np.testing.assert_array_equal(copies[op.name], table[models.ids(33)])
@@ -99,10 +102,14 @@ def test_attention(isa, heads, kv_heads, head_size, window, block_size, length, 
         (4, 2, 50, 37, "f32", "f32"),
         (4, 2, 50, None, "bf16", "bf16"),
         (2, 2, 18, None, "f16", "f16"),
+        (4, 2, 64, None, "q4_k", "f16"),
+        (4, 2, 64, None, "q5_k", "f16"),
+        (4, 2, 64, None, "q6_k", "f16"),
+        (4, 2, 64, None, MIXED, "f16"),
     ],
 )
 def test_instruction_sets_agree_on_every_bit(heads, kv_heads, head_size, window, format, kv):
-    spec = models.model(heads, kv_heads, head_size, 96, window)
+    spec = models.model(heads, kv_heads, head_size, 256 if format in SUPER else 96, window, mlp=256)
     first, *others = (traced(spec, 290, format=format, kv=kv, isa=isa)[1] for isa in models.ISAS)
     for other in others:
         for name, array in first.items():
@@ -111,10 +118,14 @@ def test_instruction_sets_agree_on_every_bit(heads, kv_heads, head_size, window,
 
 @pytest.mark.parametrize("isa", models.ISAS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_linear_rounds_rows_and_the_first_position_twice(isa, threads):
+@pytest.mark.parametrize(
+    "format, options", [("q4", {"minimum": True}), *((f, {}) for f in SUPER)], ids=["q4", "q4_k", "q5_k", "q6_k", "mixed"]
+)
+def test_linear_rounds_rows_and_the_first_position_twice(isa, threads, format, options):
     """Two sequences begin in this step, another goes on; of the wanted rows, too, some are at position 0."""
-    session = models.session(models.model(hidden=96, mlp=160), "q4", isa, threads, minimum=True)
-    packed = models.weights(session.program, "q4", minimum=True)
+    spec = models.model(hidden=96, mlp=160) if options else models.model(8, 2, 32, 256, mlp=256)
+    session = models.session(spec, format, isa, threads, **options)
+    packed = models.weights(session.program, format, **options)
     models.step(session, [(models.ids(5), 0, [9])])
     copies = models.step(session, [(models.ids(1), 0, [1]), (models.ids(6), 5, [9]), (models.ids(7), 0, [2])], "last")
     positions = np.array([0, *range(5, 11), *range(7)])

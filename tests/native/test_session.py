@@ -24,7 +24,9 @@ SPECS = {
     "plain": dict(heads=9, kv_heads=3, head_size=64),
     "window": dict(heads=4, kv_heads=2, head_size=16, window=40, layers=2),
     "wide group": dict(heads=8, kv_heads=1, head_size=32, window=300),
+    "super-blocks": dict(heads=4, kv_heads=2, head_size=64, hidden=256, mlp=256),
 }
+MIXED = {"attention.k": "q5_k", "attention.v": "q6_k", "mlp.down": "q6_k", "mlp.up": "f16", "": "q4_k"}
 
 
 def whole(spec, length=LENGTH, **settings) -> np.ndarray:
@@ -42,6 +44,7 @@ def in_chunks(session, cuts, length=LENGTH, table=None) -> np.ndarray:
 @pytest.mark.parametrize("isa", models.ISAS)
 @pytest.mark.parametrize("format, kv", [("q4", "f16"), ("f32", "bf16")])
 def test_threads_and_chunks_do_not_change_a_bit(name, isa, format, kv):
+    format = MIXED if name == "super-blocks" and format == "q4" else format
     spec, settings = models.model(**SPECS[name]), dict(format=format, kv=kv, isa=isa)
     right = whole(spec, threads=1, **settings)
     assert np.isfinite(right).all()
@@ -57,9 +60,9 @@ def test_block_size_does_not_change_a_bit(block_size):
     np.testing.assert_array_equal(whole(spec, block_size=block_size, format="q8"), whole(spec, threads=1, format="q8"))
 
 
-@pytest.mark.parametrize("format", ["q4", "f16"])
+@pytest.mark.parametrize("format", ["q4", "f16", MIXED], ids=["q4", "f16", "super-blocks"])
 def test_alone_or_in_a_batch_gives_the_same_bits(format):
-    spec = models.model(**SPECS["plain"])
+    spec = models.model(**SPECS["super-blocks" if format == MIXED else "plain"])
     lengths, prompts = (1, 33, 270, 7), [models.ids(n, seed=n) for n in (1, 33, 270, 7)]
     alone = []
     for ids in prompts:

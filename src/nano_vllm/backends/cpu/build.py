@@ -14,6 +14,7 @@ from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Ro
 
 MAX_HEAD_SIZE = 256
 ACTIVATIONS = ("silu", "gelu_tanh")
+QUANTIZED = ("q8", "q4", "q4_k", "q5_k", "q6_k")
 VALUES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
 
@@ -60,11 +61,10 @@ class Builder:
 
     def _matrix(self, name: str, tensor: Tensor) -> int:
         info, planes = tensor.info, tensor.planes
-        quantized = info.format in ("q8", "q4")
+        quantized = info.format in QUANTIZED
         if not quantized and info.format not in VALUES:
-            raise UnsupportedModel(
-                f"tensor {name!r} is in format {info.format!r}", f"the cpu backend reads q8, q4, {', '.join(VALUES)}"
-            )
+            known = ", ".join((*QUANTIZED, *VALUES))
+            raise UnsupportedModel(f"tensor {name!r} is in format {info.format!r}", f"the cpu backend reads {known}")
         if quantized and info.shape[1] % 32:
             raise UnsupportedModel(f"tensor {name!r} has {info.shape[1]} columns", "quantized columns must come in groups of 32")
         return self.session.add_matrix(
@@ -73,9 +73,7 @@ class Builder:
             k=info.shape[1],
             group=info.group,
             minimum=info.minimum,
-            values=np.ascontiguousarray(planes["quants" if quantized else "values"]),
-            scales=np.ascontiguousarray(planes["scales"]) if quantized else None,
-            mins=np.ascontiguousarray(planes["mins"]) if quantized and info.minimum else None,
+            **{"values" if plane == "quants" else plane: np.ascontiguousarray(array) for plane, array in planes.items()},
         )
 
     def _add(self, op) -> None:

@@ -1,0 +1,76 @@
+// What the tiles of all formats share: M rows × H halves (16 outputs each) of one block.
+#pragma once
+
+#include "matrix.h"
+#include "simd.h"
+
+namespace nano::NANO_ISA {
+
+template <int M, int H>
+struct Tile {
+    f32x16 sum[M][H];
+};
+
+// Where a tile's results go: `out` at the block's first output, `n` outputs of the block that exist.
+struct Target {
+    float *out;
+    size_t ldo;
+    const float *bias;
+    bool accumulate;
+    int n;
+};
+
+template <int M, int H>
+NANO_INLINE void finish(const Tile<M, H> &tile, const Target &to, int row, int half) {
+    for (int h = 0; h < H; h++) {
+        const int at = (half + h) * LANES, n = to.n - at < LANES ? to.n - at : LANES;
+        if (n <= 0) return;
+        for (int m = 0; m < M; m++) {
+            float *out = to.out + (row + m) * to.ldo + at;
+            f32x16 value = tile.sum[m][h];
+            if (to.bias) value = value + load_n(to.bias + at, n);
+            if (to.accumulate) value = load_n(out, n) + value;
+            store_n(out, value, n);
+        }
+    }
+}
+
+// Tiles of three rows and more compute too long per line for the hardware to run far enough ahead; with fewer it does
+// better alone.
+template <int M>
+NANO_INLINE void ahead(const uint8_t *p) {
+    if constexpr (M > 2) __builtin_prefetch(p + 1024);
+}
+
+NANO_INLINE int32_t four(const int8_t *q) {
+    int32_t word;
+    memcpy(&word, q, 4);
+    return word;
+}
+
+// 32 columns of q4: the exact sums of M rows from `lane`; `w` is the half's 256 bytes.
+template <int M, int H>
+NANO_INLINE void dot_nibbles(const uint8_t *w, const ActivationGroup &a, int lane, int offset, i32x16 (&dots)[M][H]) {
+    Nibbles acc[M][H];
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < H; h++) acc[m][h] = begin_nibbles(a.sum[lane + m], offset);
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; t++) {
+        u8x64 low[H], high[H];
+        for (int h = 0; h < H; h++) {
+            const u8x64 both = load_bytes(w + h * 256 + t * 64);
+            ahead<M>(w + h * 256 + t * 64);
+            low[h] = low_nibbles(both);
+            high[h] = high_nibbles(both);
+        }
+        for (int m = 0; m < M; m++) {
+            const int32_t first_half = four(a.q[lane + m] + 4 * t), second_half = four(a.q[lane + m] + 16 + 4 * t);
+            for (int h = 0; h < H; h++) step(acc[m][h], low[h], first_half);
+            for (int h = 0; h < H; h++) step(acc[m][h], high[h], second_half);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < H; h++) dots[m][h] = end_nibbles(acc[m][h], a.sum[lane + m], offset);
+}
+
+}  // namespace nano::NANO_ISA
