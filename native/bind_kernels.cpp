@@ -247,7 +247,8 @@ void bind_kernels(nb::module_ &module) {
         .value("reduce_add", Probe::reduce_add).value("reduce_max", Probe::reduce_max);
     module.def("spin", [](const std::string &isa, const std::string &format, size_t steps) {
         return kernels_of(isa).spin(format_of(format), steps);
-    }, "isa"_a, "format"_a, "steps"_a, "-> multiply-adds done without memory, the ceiling of `linear`.");
+    }, "isa"_a, "format"_a, "steps"_a, nb::call_guard<nb::gil_scoped_release>(),
+               "-> multiply-adds done without memory, the ceiling of `linear`. Frees the GIL.");
     module.def("probe", &probe_lanes, "isa"_a, "op"_a, "a"_a, "b"_a, "c"_a, "out"_a);
 }
 
