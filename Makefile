@@ -16,7 +16,7 @@ REQUIREMENTS = $(BIN)/python -c 'import sys; \
 	p = tomllib.load(open("pyproject.toml", "rb")); \
 	print("\n".join(p["build-system"]["requires"] if sys.argv[1] == "build" else p["project"]["optional-dependencies"][sys.argv[1]]))'
 
-.PHONY: demo test deps install model sanitize bench docs clean
+.PHONY: demo test deps install model sanitize bench bench-cpu docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -35,9 +35,11 @@ model: install  ## the default model, into the cache folder
 sanitize: install $(STAMPS)/dev  ## the native part under the address and undefined-behaviour sanitizers
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash native/sanitize.sh
 
-bench: install  ## side by side with llama-cpp-python, which this builds (minutes)
+bench: bench-cpu
+
+bench-cpu: install  ## beside its peers, in one run; builds llama-cpp-python (minutes)
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/pip install --quiet --no-binary llama-cpp-python $$($(REQUIREMENTS) bench)
-	$(BIN)/python benchmarks/side_by_side.py $(ARGS)
+	$(BIN)/python -m benchmarks.cpu $(ARGS)
 
 docs: install  ## rewrite docs/cli.md from the commands' own flags
 	$(BIN)/python docs/write_cli.py

@@ -1,0 +1,1 @@
+"""Measurements. Each says in its first lines how it is run."""
