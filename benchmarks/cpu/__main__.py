@@ -131,7 +131,8 @@ def main() -> None:
     wanted = lines(sizes, args.only)
     paths = {name: prepare(name, args.folder) for name in args.models}
     ceilings = {"bytes_per_s": read_bandwidth(args.threads), "int8_per_s": int8_peak(args.threads)}
-    print(f"{platform.machine()}, {args.threads} threads, medians of {sizes.repeats} after a warm-up")
+    threads = f"{args.threads} thread{'s' * (args.threads > 1)}"
+    print(f"{platform.machine()}, {threads}, medians of {sizes.repeats} after a warm-up")
     print(f"reads {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, multiplies int8 {ceilings['int8_per_s'] / 1e9:.0f} G/s", flush=True)
     results = []
     for name, path in paths.items():
@@ -140,9 +141,10 @@ def main() -> None:
         if args.json:
             whole = {"threads": args.threads, "quick": args.quick, "ceilings": ceilings, "results": results}
             args.json.write_text(json.dumps(whole, indent=1))
-    print("\n" + report.beside_the_best(results, wanted))
+    if best := report.beside_the_best(results, wanted):
+        print("\n" + best)
     if args.plot:
-        args.plot.write_text(svg(report.curves(results[0]), f"{results[0]['model']}, {args.threads} threads"))
+        args.plot.write_text(svg(report.curves(results[0]), f"{results[0]['model']}, {threads}"))
 
 
 if __name__ == "__main__":

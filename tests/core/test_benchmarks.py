@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 from xml.etree import ElementTree
 
 import gguf
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
+from benchmarks.cpu import __main__ as main
 from benchmarks.cpu import engines, models, plot, report, workloads
 from nano_vllm.model.weights import open_model
 
@@ -84,6 +88,50 @@ def test_prompts_are_fresh_and_lengths_are_not():
     assert len(rest) == 15 and all(ids[:1024] == alone[0][:1024] and ids[1024:] != alone[0][1024:] for ids, _ in rest)
     batch = workloads.draw("batch", SIZES, rng)[0]
     assert len(batch) == 32 and len({tuple(ids[:16]) for ids, _ in batch}) == 32
+
+
+class Told:
+    """A worker that tells made-up seconds, and fails at its `fails`-th phase."""
+
+    def __init__(self, engine: str, seconds: float, fails: int = 10**9) -> None:
+        self.engine, self.seconds, self.fails, self.absent, self.phases = engine, seconds, fails, None, []
+
+    def __call__(self, phase) -> dict | None:
+        self.phases.append(phase)
+        if len(self.phases) >= self.fails:
+            self.absent = "failed"
+            return None
+        return {"seconds": self.seconds, "first_s": self.seconds / 2, "tokens": 128, "prefix_hits": 7}
+
+
+def test_engines_take_turns_on_the_same_prompts_and_one_that_fails_is_left_out():
+    ours, theirs, broken = Told("nano-vllm", 1.0), Told("llama.cpp", 2.0), Told("OpenVINO", 3.0, fails=3)
+    wanted = [LINES[key] for key in ("decode", "first_token", "shared_after_one")]
+    figures, hits = main.run_all([ours, theirs, broken], wanted, SIZES.with_repeats(2))
+    assert figures["first_token"] == {"nano-vllm": [500.0] * 2, "llama.cpp": [1000.0] * 2, "OpenVINO": [1500.0]}
+    assert figures["shared_after_one"] == {"nano-vllm": [2.0] * 2, "llama.cpp": [4.0] * 2, "OpenVINO": []}
+    assert ours.phases == theirs.phases and len(ours.phases) == 3 + 2 * 3 and len(broken.phases) == 3
+    assert hits == {"fresh": 7 * (3 + 3 + 2), "shared": 7 * 2 * (6 + 6) // 2}
+
+
+def test_a_worker_says_what_is_missing_and_what_failed(monkeypatch, capsys):
+    settings = {"model": "m", "threads": 1, "longest": 9, "requests": 1}
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    engines.work("OpenVINO", settings)
+    assert json.loads(capsys.readouterr().out) == {"absent": f"not installed (openvino): {engines.INSTALL['OpenVINO']}"}
+
+    class Broken:
+        def __init__(self, **settings) -> None:
+            self.asked = settings
+
+        def run(self, phase: list) -> dict:
+            return {"tokens": 10 // phase[0][1]}
+
+    monkeypatch.setitem(engines.ENGINES, "broken", Broken)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[[[1], 2]]\n[[[1], 0]]\n"))
+    engines.work("broken", settings)
+    ready, answer, failed = map(json.loads, capsys.readouterr().out.splitlines())
+    assert ready == {"ready": True} and answer == {"tokens": 5} and "ZeroDivisionError" in failed["absent"]
 
 
 def test_a_plot_has_its_points_in_order():
