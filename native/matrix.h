@@ -25,7 +25,7 @@
 
 namespace nano {
 
-enum class Format { f32, f16, bf16, q8, q4, q4_k, q5_k, q6_k };
+enum class Format { f32, f16, bf16, q8, q4, q4_k, q5_k, q6_k };  // from q8 on quantised
 
 constexpr int BLOCK = 32;  // outputs of a block, columns of a quantised group of activations
 constexpr int SUPER = 256;  // columns of a super-block

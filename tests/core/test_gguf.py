@@ -404,6 +404,7 @@ DEFECTS = {  # what the error says, and a file's bytes
     "product wraps to 16": ("ends at byte", header(tensors=(tensor(shape=(2**62 + 4, 4)),))),
     "bytes wrap": ("ends at byte", header(tensors=(tensor(shape=(2**62 + 4,)),))),
     "rows not whole blocks": ("blocks of 32", header(tensors=(tensor(shape=(33, 2), kind=8),))),
+    "rows not whole super-blocks": ("blocks of 256", header(tensors=(tensor(shape=(128, 2), kind=Type.Q4_K),))),
     "offset beyond the end": ("ends at byte", header(tensors=(tensor(offset=4096),))),
     "offset 2^64 - 32": ("ends at byte 18446744073709551", header(tensors=(tensor(offset=2**64 - 32),))),
     "offset not aligned": ("not aligned", header(tensors=(tensor(offset=4),))),

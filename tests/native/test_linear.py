@@ -238,6 +238,11 @@ def test_what_does_not_fit_is_refused():
         kernels.linear(ISAS[0], w, inputs(2, 64), out)
     with pytest.raises(ValueError, match="whole groups"):
         kernels.packed_bytes("q4", 32, 48, 32, False)
+    with pytest.raises(ValueError, match="super-blocks of 256"):
+        kernels.packed_bytes("q4_k", 32, 256, 128)
+    with pytest.raises(ValueError, match="the plane sub_mins is missing"):
+        planes = {name: plane for name, plane in weights("q4_k", 256, False, 32, 256).planes.items() if name != "sub_mins"}
+        kernels.pack("q4_k", 32, 256, 256, False, planes.pop("quants"), **planes)
     with pytest.raises(ValueError, match="no kernels for sse9"):
         kernels.quantize("sse9", inputs(1, 32))
     with pytest.raises(ValueError, match="outside"):
