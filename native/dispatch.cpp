@@ -7,6 +7,13 @@
 #if defined(NANO_X86) && defined(_MSC_VER)
 #include <intrin.h>
 #endif
+#if defined(NANO_ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(NANO_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(NANO_ARM64) && defined(_WIN32)
+#include <windows.h>
+#endif
 
 namespace nano {
 
@@ -18,6 +25,14 @@ namespace avx2 {
 extern const Kernels kernels;
 }
 namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+#ifdef NANO_ARM64
+namespace neon {
+extern const Kernels kernels;
+}
+namespace neon_dotprod {
 extern const Kernels kernels;
 }
 #endif
@@ -50,6 +65,22 @@ bool has_avx512() {
 #endif
 #endif
 
+#ifdef NANO_ARM64
+bool has_dotprod() {
+#if defined(__APPLE__)
+    int has = 0;
+    size_t bytes = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &bytes, nullptr, 0) == 0 && has;
+#elif defined(__linux__)
+    return getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
+#elif defined(_WIN32)
+    return IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+#else
+    return false;
+#endif
+}
+#endif
+
 }  // namespace
 
 std::vector<const Kernels *> available_kernels() {
@@ -57,6 +88,10 @@ std::vector<const Kernels *> available_kernels() {
 #ifdef NANO_X86
     if (has_avx512()) found.push_back(&avx512::kernels);
     if (has_avx2()) found.push_back(&avx2::kernels);
+#endif
+#ifdef NANO_ARM64
+    if (has_dotprod()) found.push_back(&neon_dotprod::kernels);
+    found.push_back(&neon::kernels);
 #endif
     found.push_back(&generic::kernels);
     return found;

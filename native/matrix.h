@@ -145,5 +145,7 @@ struct MatrixKernels {
 namespace generic { extern const MatrixKernels matrix_kernels; }
 namespace avx2 { extern const MatrixKernels matrix_kernels; }
 namespace avx512 { extern const MatrixKernels matrix_kernels; }
+namespace neon { extern const MatrixKernels matrix_kernels; }
+namespace neon_dotprod { extern const MatrixKernels matrix_kernels; }
 
 }  // namespace nano

@@ -1,9 +1,9 @@
 // Sixteen lanes on every instruction set.
 //
-// A kernel is one source, compiled once per instruction set with NANO_ISA set to its name (generic, avx2, avx512); all of it
-// lives in namespace nano::NANO_ISA. The rule of this header: EVERY FUNCTION GIVES THE SAME BITS ON EVERY INSTRUCTION SET
-// (of a NaN only that it is one). Hence sixteen lanes everywhere, explicit fma, one fixed tree for reductions, one exp, and
-// -ffp-contract=off. Subnormal numbers are kept: no thread may set flush-to-zero.
+// A kernel is one source, compiled once per instruction set with NANO_ISA set to its name (generic, avx2, avx512, neon,
+// neon_dotprod); all of it lives in namespace nano::NANO_ISA. The rule of this header: EVERY FUNCTION GIVES THE SAME BITS ON
+// EVERY INSTRUCTION SET (of a NaN only that it is one). Hence sixteen lanes everywhere, explicit fma, one fixed tree for
+// reductions, one exp, and -ffp-contract=off. Subnormal numbers are kept: no thread may set flush-to-zero.
 //
 // Such a source calls inline functions from outside its namespace only if they are NANO_INLINE, none of the standard library's.
 //
@@ -39,16 +39,19 @@
 #include <cstring>
 
 #ifndef NANO_ISA
-#error "compile with -DNANO_ISA=generic, avx2 or avx512"
+#error "compile with -DNANO_ISA=generic, avx2, avx512, neon or neon_dotprod"
 #endif
 
 #include "inline.h"
 
 // Chosen by the compiler's own flags, so that a mistaken pair of name and flags still computes the same.
+// AArch64 always has NEON: there the name alone asks for the generic set.
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "simd_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "simd_avx2.h"
+#elif defined(__aarch64__) && !defined(NANO_ISA_generic)
+#include "simd_neon.h"
 #else
 #include "simd_generic.h"
 #endif
