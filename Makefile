@@ -16,7 +16,7 @@ REQUIREMENTS = $(BIN)/python -c 'import sys; \
 	p = tomllib.load(open("pyproject.toml", "rb")); \
 	print("\n".join(p["build-system"]["requires"] if sys.argv[1] == "build" else p["project"]["optional-dependencies"][sys.argv[1]]))'
 
-.PHONY: demo test deps install model sanitize bench bench-cpu docs clean
+.PHONY: demo test test-arm deps install model sanitize bench bench-cpu docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -34,6 +34,9 @@ model: install  ## the default model, into the cache folder
 
 sanitize: install $(STAMPS)/dev  ## the native part under the address and undefined-behaviour sanitizers
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash native/sanitize.sh
+
+test-arm: install $(STAMPS)/dev model  ## the native tests on emulated AArch64 (root on Debian, or its cross compiler and qemu)
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash native/arm.sh $(ARGS)
 
 bench: bench-cpu
 
