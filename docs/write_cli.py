@@ -14,7 +14,7 @@ INTRODUCTION = """\
 
 Written by `docs/write_cli.py` from what the commands say of themselves; `nano-vllm COMMAND --help` prints the same.
 
-Answers go to stdout, everything else to stderr. `run`, `chat` and `generate` end with one line on stderr:
+Answers go to stdout, everything else to stderr. `run`, `chat`, `generate` and `perplexity` end with one line on stderr:
 
 - prompt tokens, and how many of those that had to be computed were computed per second until the first token;
 - output tokens, and how many per second after the first, with the bytes that these steps read: all weights once a step, and the

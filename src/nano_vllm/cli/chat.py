@@ -141,7 +141,8 @@ def main(args: argparse.Namespace) -> int:
         meter = _meter.Meter.of(llm.stats())
         chat = Chat(llm, _model.params(llm, given, max_tokens=None), meter, args.system)
         if sys.stdin.isatty():
-            tell(f"{llm.options.model}, context {llm.plan.max_model_len:,} tokens. /help tells the commands.")
+            context = f"{llm.options.model}, context {llm.plan.max_model_len:,} tokens."
+            tell(f"{context} /help tells the commands, Ctrl-C stops an answer.")
         chat.loop()
         if sys.stdin.isatty():
             print(file=sys.stderr)
