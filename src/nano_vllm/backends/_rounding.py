@@ -58,7 +58,7 @@ def linear_int8(x: np.ndarray, weight: Quantized, bias: np.ndarray | None, twice
     Of the rows in `twice`, (rows,) bool, what the rounding leaves is rounded in its turn and its product added.
     The first position of a sequence is computed so. Its hidden state is where models keep their massive activations (Sun et al.
     2024), a few numbers so large that their groups round all others away, and every later position attends to it (Xiao et al.
-    2023).
+    2023). The native kernels add what is left last, onto a residual where there is one: a float32 rounding apart from this.
     """
     y = _linear_once(x, weight, bias)
     if twice.any():
