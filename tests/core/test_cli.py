@@ -283,7 +283,7 @@ def test_of_several_prompts_the_one_that_failed_is_told_and_the_others_are_print
     assert out.startswith("one two\n") and "nano-vllm: prompt 2 failed: no token can be drawn\n" in err and "4 prompt" in err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGPIPE")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGPIPE")
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_a_closed_stream_is_no_fault(monkeypatch, fake, name):
     """`nano-vllm run … >&-`: Python then has no stream at all."""
@@ -426,7 +426,7 @@ def test_the_line_has_the_same_parts_where_nothing_is_generated():
     assert "1,000 prompt tokens (250 tok/s), 0 output tokens (0 tok/s), 1.5 GB/s weights and cache, no first" in meter.line()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="Linux")
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux tells the peak in /proc/self/status")
 def test_peak_memory_is_the_kernels():
     """In a process of its own: a peak that other tests have left would hide this one."""
     code = (

@@ -175,7 +175,6 @@ def test_rows_go_back_to_half_split_order() -> None:
 
 
 def test_rows_go_back_as_transformers_has_it() -> None:
-    pytest.importorskip("torch")
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
     stored = np.random.default_rng(2).standard_normal((6 * 10, 4))

@@ -37,7 +37,7 @@ def test_every_tensor_is_read_under_our_name(tmp_path: Path, shards: int) -> Non
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_values_keep_their_files_precision(tmp_path: Path, dtype: str) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
     from safetensors.torch import save_file
 
     stored = {name: torch.from_numpy(values).to(getattr(torch, dtype)) for name, values in numbers().items()}
@@ -78,7 +78,6 @@ def test_tied_with_only_the_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["both equal", "both", "embedding", "head"])
 def test_ties_are_those_of_transformers(tmp_path: Path, case: str) -> None:
-    pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM
 
     tensors = without({"embedding": HEAD, "head": EMBEDDING}.get(case, ""))
