@@ -7,12 +7,13 @@
 //   acc[d] = fma(p, v[d], acc[d]) over keys ascending, from zero                      lanes are d
 // Splits merge ascending (Milakov & Gimelshein 2018), the first as it is, then
 //   M' = max(M, m);  a = exp(M − M');  b = exp(m − M');  L = fma(L, a, l · b);  A[d] = fma(A[d], a, acc[d] · b)
-// and the output is A[d] / L. Keys outside a query's range are skipped: their slots may hold anything, NaN as well.
+// and the output is A[d] / L. Over a cache of whole numbers s and acc are computed as attention_whole.h says. Keys outside a query's range are skipped: their slots may hold anything, NaN as well.
 #pragma once
 
 #include <cstdint>
 
 #include "attention_split.h"
+#include "attention_whole.h"
 
 namespace nano::NANO_ISA {
 
@@ -102,59 +103,44 @@ inline void merge_splits(const QueryTile &tile, int head_size, F &&each) {
 
 template <class T>
 inline void attend_tile(const AttendTask &task, const QueryTile &tile) {
+    const Queries<T> queries(task, tile);
     merge_splits(tile, task.cache.head_size, [&](int split, SplitResult &space) -> const SplitResult & {
-        attend_split<T>(task, tile, split * kSplit, space);
+        attend_split(task, tile, queries, split * kSplit, space);
         return space;
     });
 }
 
-template <class T>
-inline void attend_whole(const AttendTask &task, int thread, int threads) {
-    for_each_tile(task, thread, threads, [&](int64_t, const QueryTile &tile) { attend_tile<T>(task, tile); });
-}
-
-template <class T>
-inline void attend_one_row(const RotateTask &rotate, const AttendTask &task, int thread, int threads) {
-    const int kv_heads = task.cache.kv_heads, group = task.heads / kv_heads;
-    for (int64_t unit = thread; unit < int64_t(task.step->sequences) * kv_heads; unit += threads) {
-        const int sequence = int(unit / kv_heads), kv_head = int(unit % kv_heads);
-        rotate_group<T>(rotate, task.step->starts[sequence], kv_head);
-        for (int query = 0; query < group; query += kTile) attend_tile<T>(task, tile_of(task, sequence, kv_head, query, group));
-    }
-}
-
-template <class T>
-inline void attend_each_split(const AttendTask &task, int thread, int threads) {
-    for_each_tile(task, 0, 1, [&](int64_t unit, const QueryTile &tile) {
-        for (int split = first_key(tile) / kSplit; split * kSplit < tile.end[tile.count - 1]; ++split)
-            if ((unit + split) % threads == thread)
-                attend_split<T>(task, tile, split * kSplit,
-                                static_cast<SplitResult *>(task.partials)[unit * task.splits + split]);
+inline void attend(const AttendTask &task, int thread, int threads) {
+    with_elements(task.cache.type, [&](auto *of) {
+        using T = std::remove_pointer_t<decltype(of)>;
+        for_each_tile(task, thread, threads, [&](int64_t, const QueryTile &tile) { attend_tile<T>(task, tile); });
     });
 }
 
-inline void attend(const AttendTask &task, int thread, int threads) {
-    switch (task.cache.type) {
-        case CacheType::f32: return attend_whole<float>(task, thread, threads);
-        case CacheType::f16: return attend_whole<F16>(task, thread, threads);
-        case CacheType::bf16: return attend_whole<BF16>(task, thread, threads);
-    }
-}
-
 inline void rotate_and_attend(const RotateTask &rotate, const AttendTask &task, int thread, int threads) {
-    switch (task.cache.type) {
-        case CacheType::f32: return attend_one_row<float>(rotate, task, thread, threads);
-        case CacheType::f16: return attend_one_row<F16>(rotate, task, thread, threads);
-        case CacheType::bf16: return attend_one_row<BF16>(rotate, task, thread, threads);
-    }
+    with_elements(task.cache.type, [&](auto *of) {
+        using T = std::remove_pointer_t<decltype(of)>;
+        const int kv_heads = task.cache.kv_heads, group = task.heads / kv_heads;
+        for (int64_t unit = thread; unit < int64_t(task.step->sequences) * kv_heads; unit += threads) {
+            const int sequence = int(unit / kv_heads), kv_head = int(unit % kv_heads);
+            rotate_group<T>(rotate, task.step->starts[sequence], kv_head);
+            for (int query = 0; query < group; query += kTile)
+                attend_tile<T>(task, tile_of(task, sequence, kv_head, query, group));
+        }
+    });
 }
 
 inline void attend_splits(const AttendTask &task, int thread, int threads) {
-    switch (task.cache.type) {
-        case CacheType::f32: return attend_each_split<float>(task, thread, threads);
-        case CacheType::f16: return attend_each_split<F16>(task, thread, threads);
-        case CacheType::bf16: return attend_each_split<BF16>(task, thread, threads);
-    }
+    with_elements(task.cache.type, [&](auto *of) {
+        using T = std::remove_pointer_t<decltype(of)>;
+        for_each_tile(task, 0, 1, [&](int64_t unit, const QueryTile &tile) {
+            const Queries<T> queries(task, tile);
+            for (int split = first_key(tile) / kSplit; split * kSplit < tile.end[tile.count - 1]; ++split)
+                if ((unit + split) % threads == thread)
+                    attend_split(task, tile, queries, split * kSplit,
+                                 static_cast<SplitResult *>(task.partials)[unit * task.splits + split]);
+        });
+    });
 }
 
 inline void attend_merge(const AttendTask &task, int thread, int threads) {

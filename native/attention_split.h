@@ -18,7 +18,6 @@ constexpr int kTile = 12, kWide = 2;
 #else
 constexpr int kTile = 6, kWide = 1;
 #endif
-constexpr int kMaxHead = 256;
 constexpr int kSplitTiles = kSplit / 16;
 
 // Query rows of one sequence and kv head: row-major over (row, head of the group).
@@ -36,10 +35,17 @@ struct SplitResult {
     alignas(64) float acc[kTile][kMaxHead];
 };
 
+// What a split needs of its queries besides; nothing where the cache holds floats.
+template <class T>
+struct Queries {
+    Queries(const AttendTask &, const QueryTile &) {}
+};
+
 template <class T>
 struct SplitKeys {
     const T *keys[kSplitTiles];
     const T *values[kSplitTiles];
+    const float *key_scales[kSplitTiles], *value_scales[kSplitTiles];  // of whole numbers
 };
 
 template <class T>
@@ -56,6 +62,10 @@ inline SplitKeys<T> split_keys(const AttendTask &task, const QueryTile &tile, in
         const int slot = key % cache.block_size;
         out.keys[t] = static_cast<const T *>(cache.keys) + cache.key_tile(block, tile.kv_head, slot);
         out.values[t] = static_cast<const T *>(cache.values) + cache.value(block, tile.kv_head, slot);
+        if constexpr (kWhole<T>) {
+            out.key_scales[t] = cache.key_scales + cache.scale(block, tile.kv_head, slot);
+            out.value_scales[t] = cache.value_scales + cache.scale(block, tile.kv_head, slot);
+        }
     }
     return out;
 }
@@ -138,7 +148,7 @@ inline void soften(float *s, int begin, int end, float *m, float *l) {
 
 // One split of 256 keys from `start` for all query rows of a tile.
 template <class T>
-inline void attend_split(const AttendTask &task, const QueryTile &tile, int start, SplitResult &out) {
+inline void attend_split(const AttendTask &task, const QueryTile &tile, const Queries<T> &, int start, SplitResult &out) {
     const int head_size = task.cache.head_size;
     alignas(64) float s[kTile][kSplit];
     int begin[kTile], end[kTile], low = kSplit, high = 0;

@@ -38,7 +38,7 @@ T by_name(const std::string &name, const std::vector<std::pair<const char *, T>>
 }
 
 CacheType cache_type(const std::string &name) {
-    return by_name<CacheType>(name, {{"f32", CacheType::f32}, {"f16", CacheType::f16}, {"bf16", CacheType::bf16}}, "cache type");
+    return by_name<CacheType>(name, {{"f32", CacheType::f32}, {"f16", CacheType::f16}, {"bf16", CacheType::bf16}, {"int16", CacheType::int16}, {"int8", CacheType::int8}}, "cache type");
 }
 
 Format format(const std::string &name) {

@@ -11,9 +11,10 @@ namespace nano {
 
 enum class Activation { silu, gelu_tanh };
 
-enum class CacheType { f32, f16, bf16 };
+enum class CacheType { f32, f16, bf16, int16, int8 };  // the last two with a scale per token and head
 
-NANO_INLINE int64_t bytes_of(CacheType type) { return type == CacheType::f32 ? 4 : 2; }
+NANO_INLINE int64_t bytes_of(CacheType type) { return type == CacheType::f32 ? 4 : type == CacheType::int8 ? 1 : 2; }
+NANO_INLINE bool has_scales(CacheType type) { return type == CacheType::int16 || type == CacheType::int8; }
 
 // Rows of float32; a row begins every `stride` floats (a multiple of 16), so that a full vector may be read at its end.
 struct Rows {
@@ -25,8 +26,12 @@ struct Rows {
 // Keys and values of one layer in blocks of `block_size` tokens (a power of two >= 16):
 //   keys   [block][kv_head][block_size / 16][head_size][16]    a tile of 16 keys lies d by d, so that lanes are keys
 //   values [block][kv_head][block_size][head_size]             so that lanes are numbers of a value
+// Whole numbers lie in pairs, for products that add two at a time, and have scales:
+//   keys   [block][kv_head][block_size / 16][head_size / 2][16][2]   values [block][kv_head][block_size / 2][head_size][2]
+//   scales [block][kv_head][block_size]                              of keys and of values
 struct CacheView {
     void *keys, *values;
+    float *key_scales, *value_scales;
     CacheType type;
     int block_size, kv_heads, head_size;
 
@@ -36,6 +41,7 @@ struct CacheView {
     NANO_INLINE int64_t value(int64_t block, int head, int slot) const {
         return ((block * kv_heads + head) * block_size + slot) * head_size;
     }
+    NANO_INLINE int64_t scale(int64_t block, int head, int slot) const { return (block * kv_heads + head) * block_size + slot; }
 };
 
 // One step as the kernels see it. Rows of a sequence are consecutive, at consecutive positions.

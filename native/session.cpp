@@ -62,11 +62,13 @@ int Session::add_rope(std::vector<float> frequencies, float scale) {
 int Session::add_cache(int kv_heads, int head_size) {
     require(kv_heads >= 1 && head_size >= 2 && head_size <= kMaxHeadSize && head_size % 2 == 0,
             "head_size must be even and at most " + std::to_string(kMaxHeadSize) + ", not " + std::to_string(head_size));
-    // A full vector may be read at the last number of the last value.
-    const size_t bytes =
-        (size_t(shape_.num_blocks) * shape_.block_size * kv_heads * head_size + 16) * bytes_of(shape_.cache_type);
-    Cache cache{{}, Memory(bytes), Memory(bytes)};
-    cache.view = {cache.keys.data(), cache.values.data(), shape_.cache_type, shape_.block_size, kv_heads, head_size};
+    // A full vector may be read at the last number of the last value, of pairs two.
+    const size_t vectors = size_t(shape_.num_blocks) * shape_.block_size * kv_heads;
+    const size_t bytes = (vectors * head_size + 32) * bytes_of(shape_.cache_type);
+    const size_t scales = has_scales(shape_.cache_type) ? vectors * sizeof(float) : 0;
+    Cache cache{{}, Memory(bytes), Memory(bytes), Memory(scales), Memory(scales)};
+    cache.view = {cache.keys.data(), cache.values.data(), cache.key_scales.as<float>(), cache.value_scales.as<float>(),
+                  shape_.cache_type, shape_.block_size,   kv_heads, head_size};
     caches_.push_back(std::move(cache));
     return int(caches_.size()) - 1;
 }
@@ -265,7 +267,8 @@ MemoryUse Session::memory() const {
     MemoryUse use{weights_.bytes(), 0,
                   activations_.bytes() + partials_.bytes() + sampler_.bytes() + sequence_.size() * sizeof(int32_t)};
     for (const auto &vector : vectors_) use.weights += vector.memory.bytes();
-    for (const auto &cache : caches_) use.kv += cache.keys.bytes() + cache.values.bytes();
+    for (const auto &cache : caches_)
+        for (const Memory *part : cache.parts()) use.kv += part->bytes();
     for (const auto &buffer : buffers_) use.scratch += buffer.memory.bytes();
     for (size_t i = 0; i < own_.size(); ++i) use.scratch += own_[i].bytes() + row_[i].bytes();
     for (const auto &rope : ropes_) use.scratch += rope.turns.bytes() + rope.frequencies.size() * sizeof(float);
@@ -273,10 +276,8 @@ MemoryUse Session::memory() const {
 }
 
 void Session::fill_cache(uint8_t byte) {
-    for (Cache &cache : caches_) {
-        std::memset(cache.keys.data(), byte, cache.keys.bytes());
-        std::memset(cache.values.data(), byte, cache.values.bytes());
-    }
+    for (Cache &cache : caches_)
+        for (const Memory *part : cache.parts()) std::memset(part->data(), byte, part->bytes());
 }
 
 }  // namespace nano

@@ -1,6 +1,7 @@
 // A loaded model: packed weights, cache, buffers, and the ops that a step runs over them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -89,7 +90,8 @@ private:
     };
     struct Cache {
         CacheView view;
-        Memory keys, values;
+        Memory keys, values, key_scales, value_scales;
+        std::array<const Memory *, 4> parts() const { return {&keys, &values, &key_scales, &value_scales}; }
     };
     struct Vector {
         int size;

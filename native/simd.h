@@ -30,6 +30,8 @@
 //     begin_*(sum, …), step(acc, u8x64 w, int32 of four int8 activations), end_*(…) -> i32x16
 //     lane o gets Σ w[4·o + j] · a[j]; activations lie in −127..127.
 //     Nibbles: w in 0..15, at most eight steps, `offset` · sum is subtracted; Bytes: w − 128 is what counts.
+//   Pairs                                       sixteen lanes of two int16, read as such or from int8: load_pairs
+//     dot(acc, pairs w, two) -> acc + w[2·o] · two's lower int16 + w[2·o + 1] · its upper one; the sum must fit int32
 //   Sextets                                     the same for w in 0..63, without a limit and two vectors at a time:
 //     begin_sextets(start), step(acc, w, activations, next w, its activations), end_sextets(acc)
 #pragma once

@@ -214,6 +214,21 @@ NANO_INLINE void step(Bytes& acc, u8x64 w, int32_t activations) {
 }
 NANO_INLINE i32x16 end_bytes(Bytes acc) { return {acc.a, acc.b}; }
 
+struct Pairs { __m256i a, b; };
+NANO_INLINE Pairs load_pairs(const int16_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 16))};
+}
+NANO_INLINE Pairs load_pairs(const int8_t* p) {
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
+}
+NANO_INLINE i32x16 dot(i32x16 acc, Pairs w, int32_t two) {
+    const __m256i x = _mm256_set1_epi32(two);
+    acc.a = _mm256_add_epi32(acc.a, _mm256_madd_epi16(w.a, x));
+    acc.b = _mm256_add_epi32(acc.b, _mm256_madd_epi16(w.b, x));
+    keep(acc.a, acc.b);
+    return acc;
+}
+
 // Two vectors of pairs, each at most 2 · 63 · 127 = 16,002, fit 16 bits together.
 struct Sextets { __m256i a, b; };
 NANO_INLINE Sextets begin_sextets(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }

@@ -113,6 +113,11 @@ NANO_INLINE Bytes begin_bytes(int32_t sum) { return {_mm512_set1_epi32(-128 * su
 NANO_INLINE void step(Bytes& acc, u8x64 w, int32_t a) { acc.v = _mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(a)); }
 NANO_INLINE i32x16 end_bytes(Bytes acc) { return {acc.v}; }
 
+struct Pairs { __m512i v; };
+NANO_INLINE Pairs load_pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
+NANO_INLINE Pairs load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
+NANO_INLINE i32x16 dot(i32x16 acc, Pairs w, int32_t two) { return {_mm512_dpwssd_epi32(acc.v, w.v, _mm512_set1_epi32(two))}; }
+
 struct Sextets { __m512i v; };
 NANO_INLINE Sextets begin_sextets(int32_t start) { return {_mm512_set1_epi32(start)}; }
 NANO_INLINE void step(Sextets& acc, u8x64 w, int32_t a, u8x64 next, int32_t b) {

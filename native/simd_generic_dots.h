@@ -70,6 +70,28 @@ NANO_INLINE i32x16 end_bytes(Bytes acc) {
     return r;
 }
 
+struct Pairs { i32x4 first[4], second[4]; };
+NANO_INLINE Pairs load_pairs(const int16_t* p) {
+    Pairs r;
+    for (int i = 0; i < 4; i++) {
+        i32x4 both;
+        memcpy(&both, p + 8 * i, sizeof both);
+        r.first[i] = (both << 16) >> 16;
+        r.second[i] = both >> 16;
+    }
+    return r;
+}
+NANO_INLINE Pairs load_pairs(const int8_t* p) {
+    int16_t wide[32];
+    for (int i = 0; i < 32; i++) wide[i] = p[i];
+    return load_pairs(wide);
+}
+NANO_INLINE i32x16 dot(i32x16 acc, Pairs w, int32_t two) {
+    const int32_t x = (int16_t)two, y = two >> 16;
+    for (int i = 0; i < 4; i++) acc.v[i] += w.first[i] * i32x4{x, x, x, x} + w.second[i] * i32x4{y, y, y, y};
+    return acc;
+}
+
 // Two products of at most 63 · 127 fit 16 bits together, and their neighbours too.
 struct Sextets { i32x4 v[8]; };
 NANO_INLINE Sextets begin_sextets(int32_t start) {

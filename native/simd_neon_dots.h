@@ -73,6 +73,23 @@ NANO_INLINE void step(Bytes& acc, u8x64 w, int32_t activations) {
 }
 NANO_INLINE i32x16 end_bytes(Bytes acc) { return acc.v; }
 
+// First and second numbers apart, of lanes 0..7 and 8..15.
+struct Pairs { int16x8x2_t low, high; };
+NANO_INLINE Pairs load_pairs(const int16_t* p) { return {vld2q_s16(p), vld2q_s16(p + 16)}; }
+NANO_INLINE Pairs load_pairs(const int8_t* p) {
+    const int8x16x2_t all = vld2q_s8(p);
+    return {{{vmovl_s8(vget_low_s8(all.val[0])), vmovl_s8(vget_low_s8(all.val[1]))}},
+            {{vmovl_high_s8(all.val[0]), vmovl_high_s8(all.val[1])}}};
+}
+NANO_INLINE i32x16 dot(i32x16 acc, Pairs w, int32_t two) {
+    const int16x8_t x = vdupq_n_s16((int16_t)two), y = vdupq_n_s16((int16_t)(two >> 16));
+    acc.a = vmlal_s16(vmlal_s16(acc.a, vget_low_s16(w.low.val[0]), vget_low_s16(x)), vget_low_s16(w.low.val[1]), vget_low_s16(y));
+    acc.b = vmlal_high_s16(vmlal_high_s16(acc.b, w.low.val[0], x), w.low.val[1], y);
+    acc.c = vmlal_s16(vmlal_s16(acc.c, vget_low_s16(w.high.val[0]), vget_low_s16(x)), vget_low_s16(w.high.val[1]), vget_low_s16(y));
+    acc.d = vmlal_high_s16(vmlal_high_s16(acc.d, w.high.val[0], x), w.high.val[1], y);
+    return acc;
+}
+
 struct Sextets { i32x16 v; };
 NANO_INLINE Sextets begin_sextets(int32_t start) { return {set1(start)}; }
 NANO_INLINE void step(Sextets& acc, u8x64 w, int32_t activations, u8x64 next, int32_t next_activations) {

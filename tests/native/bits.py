@@ -62,7 +62,7 @@ def matrices(isa: str) -> Iterator[tuple[str, str]]:
 def sessions(isa: str) -> Iterator[tuple[str, str]]:
     """Embedding, norms, projections, rotation with the cache write, attention and gate, by op, of whole steps."""
     settings = (("q4", "silu"), ("q8", "gelu_tanh"), ("f32", "silu"))
-    for i, kv in enumerate(("f32", "f16", "bf16")):
+    for i, kv in enumerate(("f32", "f16", "bf16", "int16", "int8")):
         for j, (name, spec) in enumerate(test_session.SPECS.items()):
             format, activation = settings[(i + j) % 3]  # every two of cache, shape and format meet once
             session = models.session(models.model(**spec, activation=activation), format=format, isa=isa, kv=kv)

@@ -6,6 +6,7 @@ import numpy as np
 
 from nano_vllm import _native
 from nano_vllm.backends import cpu
+from nano_vllm.backends._rounding import WholeCache
 from nano_vllm.formats import pack
 from nano_vllm.model.program import Attend, Rotate, lower
 from nano_vllm.model.spec import MLP, Attention, Layer, Model, Norm, Rope
@@ -97,6 +98,20 @@ def attend(rows: np.ndarray, op: Attend, kv: str) -> np.ndarray:
     seen = (j <= i) & (i - j < (op.window or len(rows)))
     shares = np.where(seen, np.exp(scores - np.where(seen, scores, -np.inf).max(-1, keepdims=True)), 0)
     return np.einsum("hij,jhd->ihd", shares / shares.sum(-1, keepdims=True), v).reshape(len(rows), -1)
+
+
+def attend_whole(rows: np.ndarray, op: Attend, kv: str) -> np.ndarray:
+    """The same over a cache of whole numbers, as the reference backend defines it, in float32."""
+    q, k, v = np.split(rows.reshape(len(rows), -1, op.head_size), [op.heads, op.heads + op.kv_heads], axis=1)
+    cache, slots = WholeCache(1, len(rows), op.kv_heads, op.head_size, kv), np.arange(len(rows))
+    cache.write(np.zeros_like(slots), slots, k, v)
+    keys, values = cache.read(np.zeros_like(slots), slots)
+    out = []
+    for end in range(1, len(rows) + 1):
+        first = max(0, end - op.window) if op.window else 0
+        seen = slice(first, end)
+        out.append(cache.attend(q[end - 1], keys.of(seen), values.of(seen), op.scale, first).ravel())
+    return np.array(out)
 
 
 def ops_of(session, kind):

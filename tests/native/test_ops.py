@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nano_vllm.backends import cpu
 from nano_vllm.backends._rounding import Quantized, linear_int8
+from nano_vllm.formats import pack
 from nano_vllm.model.program import Attend, Embed, Gate, Linear, Normalize, Rotate, Select
 
 from . import models
@@ -86,11 +88,59 @@ def test_rotation(isa, head_size, qk_norm):
     ],
 )
 def test_attention(isa, heads, kv_heads, head_size, window, block_size, length, kv):
+    ours, rows, op = attention(isa, heads, kv_heads, head_size, window, block_size, length, kv)
+    assert off(ours, models.attend(rows, op, kv)) < 4e-6
+
+
+def attention(isa, heads, kv_heads, head_size, window, block_size, length, kv):
+    """What attention gave, the rows that it was given, and the op."""
     spec = models.model(heads, kv_heads, head_size, window=window, hidden=32, mlp=8)
     session, copies = traced(spec, length, isa=isa, kv=kv, block_size=block_size)
     op = models.ops_of(session, Attend)[0]
-    right = models.attend(copies[op.name.replace("attend", "rotate")], op, kv)
-    assert off(copies[op.name], right) < 4e-6
+    return copies[op.name], copies[op.name.replace("attend", "rotate")], op
+
+
+@pytest.mark.parametrize("isa", models.ISAS)
+@pytest.mark.parametrize("kv", ["int16", "int8"])
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_size, window, block_size, length",
+    [
+        (1, 1, 64, None, 16, 1),
+        (9, 3, 64, None, 16, 530),
+        (4, 1, 80, None, 64, 270),
+        (8, 1, 128, None, 1024, 270),
+        (13, 1, 34, None, 16, 100),  # more queries of one row than a tile has
+        (2, 2, 6, None, 16, 300),
+        (2, 1, 256, None, 64, 40),
+        (4, 2, 64, 20, 16, 300),
+        (4, 2, 64, 1, 16, 40),
+        (3, 1, 64, 300, 64, 700),
+    ],
+)
+def test_attention_in_whole_numbers(isa, kv, heads, kv_heads, head_size, window, block_size, length):
+    """By the definition, but for what differs by a unit where a scale's last bit does; int16 loses less than an f16 cache does."""
+    ours, rows, op = attention(isa, heads, kv_heads, head_size, window, block_size, length, kv)
+    assert off(ours, models.attend_whole(rows, op, kv)) < 2e-4
+    exact = models.attend(rows, op, "f32")
+    assert off(ours, exact) < (0.1 if kv == "int8" else off(models.attend(rows, op, "f16"), exact))
+
+
+@pytest.mark.parametrize("isa", models.ISAS)
+@pytest.mark.parametrize("kv", ["int16", "int8"])
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 3e38, 1e-30, 0.0])
+def test_whole_numbers_of_broken_and_tiny_vectors(isa, kv, broken):
+    """A key and a value without numbers spoil every row that sees them and no other; tiny ones count as zeros."""
+    session = models.session(models.model(4, 2, 64, bias=False, qk_norm=False), isa=isa, kv=kv)
+    packed, ids = models.weights(session.program), models.ids(20)
+    table = models.ops_of(session, Embed)[0].weight
+    rows = packed[table].unpack().copy()
+    rows[ids[10]] = broken
+    session = cpu.open(session.program, packed | {table: pack(table, rows, "f32")}, session.plan)
+    copies = models.step(session, [(ids, 0, models.blocks(session, 20))])
+    out = copies[models.ops_of(session, Attend)[0].name]
+    first = int(np.flatnonzero(ids == ids[10])[0])
+    assert np.isfinite(out[:first]).all()
+    assert np.isfinite(out[first:]).all() if np.isfinite(broken) else np.isnan(out[first:]).all()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +156,11 @@ def test_attention(isa, heads, kv_heads, head_size, window, block_size, length, 
         (4, 2, 64, None, "q5_k", "f16"),
         (4, 2, 64, None, "q6_k", "f16"),
         (4, 2, 64, None, MIXED, "f16"),
+        (9, 3, 64, None, "q4", "int16"),
+        (9, 3, 64, 100, "q8", "int8"),
+        (8, 1, 80, None, "q8", "int16"),
+        (4, 2, 50, 37, "f32", "int8"),
+        (2, 1, 256, None, "f16", "int16"),
     ],
 )
 def test_instruction_sets_agree_on_every_bit(heads, kv_heads, head_size, window, format, kv):

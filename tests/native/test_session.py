@@ -42,7 +42,7 @@ def in_chunks(session, cuts, length=LENGTH, table=None) -> np.ndarray:
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("isa", models.ISAS)
-@pytest.mark.parametrize("format, kv", [("q4", "f16"), ("f32", "bf16")])
+@pytest.mark.parametrize("format, kv", [("q4", "f16"), ("f32", "bf16"), ("q4", "int16"), ("f32", "int8")])
 def test_threads_and_chunks_do_not_change_a_bit(name, isa, format, kv):
     format = MIXED if name == "super-blocks" and format == "q4" else format
     spec, settings = models.model(**SPECS[name]), dict(format=format, kv=kv, isa=isa)

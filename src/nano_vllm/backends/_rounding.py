@@ -1,4 +1,4 @@
-"""Where the reference backend rounds as fast backends do: activations to int8 before quantised weights, the cache to 16 bits."""
+"""Where the reference backend rounds as fast backends do: activations to int8 before quantised weights, the cache to 16 or 8 bits."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ CACHE_TYPES = {"f32": (np.float32, as_f32, as_f32), "f16": (np.float16, to_f16, 
 
 
 class PagedCache:
-    """Keys and values of one layer, each [block, slot, kv_head, head_size] in the cache's type."""
+    """Keys and values of one layer, each [block, slot, kv_head, head_size] in the cache's type, one of CACHE_TYPES."""
 
     def __init__(self, blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: str) -> None:
         storage, self.encode, self.decode = CACHE_TYPES[dtype]
@@ -123,3 +123,102 @@ class PagedCache:
     def read(self, blocks: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """-> keys and values (kv_heads, n, head_size) float32 of n slots."""
         return tuple(self.decode(plane[blocks, slots]).transpose(1, 0, 2) for plane in (self.keys, self.values))
+
+
+# A cache of whole numbers. Products of such are exact sums in int32, which fast backends compute at twice the speed of float32 and
+# more; the limits below are what 31 bits allow. Queries are rounded as int16 keys are, the shares of keys in a split together.
+
+LONGEST = np.float32(32700)  # of queries and int16 keys, and the largest weight of a key, in units of their scale
+SPLIT = 256  # keys whose weights share a unit, at absolute positions
+
+
+@dataclass(frozen=True)
+class WholeType:
+    """Attributes:
+    most: the largest number of a value, in an int8 cache of a key too.
+    weights: the largest sum of a split's weights.
+    """
+
+    storage: type
+    most: np.float32
+    weights: np.float32
+
+
+WHOLE_TYPES = {
+    "int16": WholeType(np.int16, np.float32(4095), np.float32(520_000)),
+    "int8": WholeType(np.int8, np.float32(127), SPLIT * LONGEST),
+}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """x ≈ scales · q: q (kv_heads, n, head_size) whole numbers, scales (kv_heads, n), both float32."""
+
+    q: np.ndarray
+    scales: np.ndarray
+
+    def of(self, keys: slice) -> Whole:
+        return Whole(self.q[:, keys], self.scales[:, keys])
+
+
+def to_whole(x: np.ndarray, size: np.ndarray, units: np.float32) -> Whole:
+    """x (…, head_size), size (…) -> whole numbers of which `size` is `units`. Vectors under 2^-50 count as zeros."""
+    size = np.where(size < np.float32(2.0**-50), np.float32(0), size)
+    inverse = np.divide(units, size, out=np.zeros_like(size), where=size != 0)
+    return Whole(np.rint(x * inverse[..., None]), size / units)
+
+
+def by_length(x: np.ndarray) -> Whole:
+    """A vector's length becomes LONGEST."""
+    return to_whole(x, np.sqrt(np.sum(x * x, axis=-1, dtype=np.float32)), LONGEST)
+
+
+def by_most(x: np.ndarray, most: np.float32) -> Whole:
+    return to_whole(x, np.abs(x).max(axis=-1), most)
+
+
+class WholeCache:
+    """Keys and values of one layer as whole numbers [block, slot, kv_head, head_size] with scales [block, slot, kv_head]."""
+
+    def __init__(self, blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: str) -> None:
+        self.type = WHOLE_TYPES[dtype]
+        shape = (blocks, block_size, kv_heads, head_size)
+        self.keys, self.values = ((np.zeros(shape, self.type.storage), np.zeros(shape[:3], np.float32)) for _ in range(2))
+
+    def write(self, blocks: np.ndarray, slots: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+        """blocks, slots (rows,); k, v (rows, kv_heads, head_size)."""
+        keys = by_length(k) if self.type.storage is np.int16 else by_most(k, self.type.most)
+        for (q, scales), whole in ((self.keys, keys), (self.values, by_most(v, self.type.most))):
+            q[blocks, slots], scales[blocks, slots] = whole.q, whole.scales
+
+    def read(self, blocks: np.ndarray, slots: np.ndarray) -> tuple[Whole, Whole]:
+        """-> keys and values of n slots."""
+        return tuple(
+            Whole(q[blocks, slots].transpose(1, 0, 2).astype(np.float32), scales[blocks, slots].T)
+            for q, scales in (self.keys, self.values)
+        )
+
+    def attend(self, query: np.ndarray, keys: Whole, values: Whole, scale: float, first: int) -> np.ndarray:
+        """One row's query (heads, head_size) over the keys at positions from `first` on -> (heads, head_size).
+
+        Per split: scores s, their maximum m, p = exp(s − m), l = Σ p, and weights p · v_scale rounded to whole units, the unit
+        such that their sum is `weights` at most and none is above LONGEST. Splits merge as in Milakov & Gimelshein (2018).
+        """
+        q = by_length(query.reshape(len(keys.q), -1, query.shape[-1]))
+        factor = (q.scales * np.float32(scale))[..., None]
+        end, parts = first + keys.q.shape[1], []
+        for start in range(first // SPLIT * SPLIT, end, SPLIT):
+            some = slice(max(start - first, 0), start + SPLIT - first)
+            k, v = keys.of(some), values.of(some)
+            dots = q.q.astype(np.float64) @ k.q.transpose(0, 2, 1)  # exact
+            s = dots.astype(np.float32) * factor * k.scales[:, None]
+            m = s.max(axis=-1, keepdims=True)
+            p = np.exp(s - m)
+            w = p * v.scales[:, None]
+            unit = np.maximum(w.sum(axis=-1) / self.type.weights, w.max(axis=-1) / LONGEST)[..., None]
+            weights = np.rint(w * np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=unit >= np.float32(2.0**-100)))
+            parts.append((m, p.sum(axis=-1, keepdims=True), (weights.astype(np.float64) @ v.q).astype(np.float32) * unit))
+        highest = np.max([m for m, _, _ in parts], axis=0)
+        shares = [np.exp(m - highest) for m, _, _ in parts]
+        total = sum(share * l for share, (_, l, _) in zip(shares, parts))
+        return (sum(share * acc for share, (_, _, acc) in zip(shares, parts)) / total).reshape(query.shape)

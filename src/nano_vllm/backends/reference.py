@@ -13,12 +13,12 @@ import numpy as np
 from ..engine.backend import Batch, Probe, Result
 from ..errors import BatchError, EngineClosed, ModelFileError, OptionError, UnsupportedModel
 from ..formats import Tensor
-from ..memory.plan import Plan
+from ..memory.plan import Plan, kv_bytes_per_token
 from ..model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
 from ..model.spec import Rope
 from ..sampling.pipeline import sample, stages
 from ._checks import check_batch
-from ._rounding import CACHE_TYPES, PagedCache, Quantized, linear_int8
+from ._rounding import CACHE_TYPES, WHOLE_TYPES, PagedCache, Quantized, WholeCache, linear_int8
 
 RANK = 0
 KV_DTYPE = "f32"
@@ -134,8 +134,8 @@ class Session:
     max_outstanding = 0
 
     def __init__(self, program: Program, weights: Mapping[str, Tensor], plan: Plan, activations: str) -> None:
-        if plan.kv_cache_dtype not in CACHE_TYPES:
-            raise OptionError(f"no cache type {plan.kv_cache_dtype!r}", f"there are {', '.join(CACHE_TYPES)}")
+        if plan.kv_cache_dtype not in CACHE_TYPES | WHOLE_TYPES:
+            raise OptionError(f"no cache type {plan.kv_cache_dtype!r}", f"there are {', '.join(CACHE_TYPES | WHOLE_TYPES)}")
         if activations not in ("f32", "int8"):
             raise OptionError(f"no activations {activations!r}", "there are f32, int8")
         for op in program.ops:
@@ -148,10 +148,11 @@ class Session:
         self.weight_bytes = 0
         for name, shape in program.parameters.items():
             self._load(name, shape, weights, activations == "int8")
+        made = WholeCache if plan.kv_cache_dtype in WHOLE_TYPES else PagedCache
         self.caches = [
-            PagedCache(plan.num_blocks, plan.block_size, c.kv_heads, c.head_size, plan.kv_cache_dtype) for c in program.caches
+            made(plan.num_blocks, plan.block_size, c.kv_heads, c.head_size, plan.kv_cache_dtype) for c in program.caches
         ]
-        self.kv_bytes_per_token = program.kv_elements_per_token() * np.dtype(CACHE_TYPES[plan.kv_cache_dtype][0]).itemsize
+        self.kv_bytes_per_token = kv_bytes_per_token(program, plan.kv_cache_dtype)
         self.last_ids: np.ndarray | None = None
         self.closed = False
 
@@ -242,15 +243,18 @@ class Session:
     def _attend(self, op: Attend, buffer: np.ndarray, batch: Batch) -> np.ndarray:
         width = op.heads * op.head_size
         q = buffer[:, :width].reshape(-1, op.heads, op.head_size)
-        out = np.empty_like(q)
+        out, cache = np.empty_like(q), self.caches[op.cache]
         for s, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:])):
             first, last = int(batch.positions[start]), int(batch.positions[end - 1])
             lowest = max(0, first + 1 - op.window) if op.window else 0
-            keys, values = self.caches[op.cache].read(*self._slots(batch, s, np.arange(lowest, last + 1)))
+            keys, values = cache.read(*self._slots(batch, s, np.arange(lowest, last + 1)))
             for row in range(start, end):  # what a row must not see is left out, never multiplied by zero
                 stop = int(batch.positions[row]) + 1
                 seen = slice(max(0, stop - op.window) - lowest if op.window else 0, stop - lowest)
-                out[row] = attend(q[row], keys[:, seen], values[:, seen], op.scale)
+                if isinstance(cache, WholeCache):
+                    out[row] = cache.attend(q[row], keys.of(seen), values.of(seen), op.scale, lowest + seen.start)
+                else:
+                    out[row] = attend(q[row], keys[:, seen], values[:, seen], op.scale)
         return out.reshape(len(q), width)
 
     def _slots(self, batch: Batch, sequences, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,8 @@ from ..model.program import Program
 from ..options import Options
 from .machine import format_bytes, free_memory, measured_free_memory, parse_bytes, physical_cores
 
-ITEMSIZE = {"f32": 4, "f16": 2, "bf16": 2}
+# Cache type -> bytes of a number, and of the scale that a token's numbers share in each head.
+CACHE_BYTES = {"f32": (4, 0), "f16": (2, 0), "bf16": (2, 0), "int16": (2, 4), "int8": (1, 4)}
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Plan:
     """Ceilings the session allocates from and the engine stays beneath.
 
     Attributes:
-        kv_cache_dtype: f32, f16 or bf16.
+        kv_cache_dtype: a name of CACHE_BYTES.
         num_blocks: cache blocks of block_size tokens.
         threads, isa: of the CPU backend; isa "" is the widest there is.
         reasons: field name -> why it has its value.
@@ -35,13 +36,19 @@ class Plan:
     reasons: dict[str, str]
 
 
+def kv_bytes_per_token(program: Program, dtype: str) -> int:
+    """Keys and values of all layers, with their scales."""
+    number, scale = CACHE_BYTES[dtype]
+    return sum(2 * c.kv_heads * (c.head_size * number + scale) for c in program.caches)
+
+
 def resolve(options: Options, program: Program, backend: str, default_kv_dtype: str) -> Plan:
     """Options and model -> Plan. Raises NotEnoughMemory with the arithmetic, OptionError for what cannot be had together."""
     why: dict[str, str] = {name: "as asked or by default" for name in ("block_size", "max_num_seqs", "max_num_batched_tokens")}
     dtype, why["kv_cache_dtype"] = options.kv_cache_dtype, "as asked"
     if dtype == "auto":
         dtype, why["kv_cache_dtype"] = default_kv_dtype, f"the {backend} backend's default"
-    block_bytes = options.block_size * program.kv_elements_per_token() * ITEMSIZE[dtype]
+    block_bytes = options.block_size * kv_bytes_per_token(program, dtype)
     num_blocks, why["num_blocks"] = _blocks(options, program, block_bytes)
     tokens = num_blocks * options.block_size
     max_model_len, why["max_model_len"] = _max_model_len(options, program, tokens, block_bytes)

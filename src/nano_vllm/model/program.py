@@ -125,9 +125,6 @@ class Program:
     vocab_size: int
     context: int
 
-    def kv_elements_per_token(self) -> int:
-        return sum(2 * c.kv_heads * c.head_size for c in self.caches)
-
 
 def lower(model: Model) -> Program:
     """Model -> Program. The only place that knows the order of a decoder's parts."""

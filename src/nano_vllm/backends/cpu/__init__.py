@@ -14,7 +14,7 @@ from ...memory.plan import Plan
 from ...model.program import Program
 
 RANK = 100
-KV_DTYPE = "f16"
+KV_DTYPE = "int16"
 OPTIONS = frozenset({"threads", "isa"})
 MEND = "Build it with `pip install .` in the project's folder; that needs a C++20 compiler."
 

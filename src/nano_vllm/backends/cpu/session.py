@@ -11,7 +11,7 @@ import numpy as np
 from ...engine.backend import Batch, Result
 from ...errors import BackendUnavailable, BatchError, EngineClosed, NanoVLLMError, NotEnoughMemory, UnsupportedModel
 from ...formats import Tensor
-from ...memory.plan import ITEMSIZE, Plan
+from ...memory.plan import Plan, kv_bytes_per_token
 from ...model.program import Program
 from ...sampling.pipeline import SamplingBatch
 from .._checks import check_batch
@@ -66,7 +66,7 @@ class Session:
         except ValueError as error:
             raise UnsupportedModel("the cpu backend cannot run this model", str(error)) from error
         self.weight_bytes = self.native.memory()["weights"]
-        self.kv_bytes_per_token = program.kv_elements_per_token() * ITEMSIZE[plan.kv_cache_dtype]
+        self.kv_bytes_per_token = kv_bytes_per_token(program, plan.kv_cache_dtype)
         self.last_ids: np.ndarray | None = None
 
     def submit(self, batch: Batch) -> Done:
