@@ -2,11 +2,11 @@
 // alone.
 //
 // Keys are split at absolute positions into splits of 256. Within a split
-//   s = (chain of fma over d ascending, from zero, of k[d] · q[d]) · scale            lanes are keys
-//   m = max s;  p = exp(s − m);  l = Σ p: 16 partials by key mod 16, ascending, then the fixed tree
+//   s = (chain of fma over d ascending, from zero, of k[d] · q[d]) · (scale · log2 e) lanes are keys
+//   m = max s;  p = 2^(s − m);  l = Σ p: 16 partials by key mod 16, ascending, then the fixed tree
 //   acc[d] = fma(p, v[d], acc[d]) over keys ascending, from zero                      lanes are d
 // Splits merge ascending (Milakov & Gimelshein 2018), the first as it is, then
-//   M' = max(M, m);  a = exp(M − M');  b = exp(m − M');  L = fma(L, a, l · b);  A[d] = fma(A[d], a, acc[d] · b)
+//   M' = max(M, m);  a = 2^(M − M');  b = 2^(m − M');  L = fma(L, a, l · b);  A[d] = fma(A[d], a, acc[d] · b)
 // and the output is A[d] / L. Over a cache of whole numbers s and acc are computed as attention_whole.h says. Keys outside a query's range are skipped: their slots may hold anything, NaN as well.
 #pragma once
 
@@ -31,7 +31,7 @@ inline void merge(Merged &state, bool first, float m, float l, const float *acc,
         return;
     }
     const float top = m > state.m ? m : state.m;
-    const f32x16 a = exp(set1(state.m - top)), b = exp(set1(m - top));
+    const f32x16 a = exp2_down(set1(state.m - top)), b = exp2_down(set1(m - top));
     for (int d = 0; d < head_size; d += 16) store(state.acc + d, fma(load(state.acc + d), a, load(acc + d) * b));
     alignas(64) float sum[16];
     store(sum, fma(set1(state.l), a, set1(l) * b));

@@ -128,22 +128,23 @@ NANO_INLINE f32x16 keep(int k, int begin, int end, f32x16 x, f32x16 other) {
     return x;
 }
 
-// Scores of keys [begin, end) (relative to the split) to probabilities in place; m and l.
-inline void soften(float *s, int begin, int end, float *m, float *l) {
-    const f32x16 none = set1(kNone);
-    f32x16 top = none;
-    const int first = begin & ~15;
-    for (int k = first; k < end; k += 16) top = max(top, keep(k, begin, end, load(s + k), none));
-    const float highest = reduce_max(top);
-    const f32x16 shift = set1(highest);
+inline float highest(const float *s, int begin, int end) {
+    f32x16 top = set1(kNone);
+    for (int k = begin & ~15; k < end; k += 16) top = max(top, keep(k, begin, end, load(s + k), set1(kNone)));
+    return reduce_max(top);
+}
+
+// Scores of keys [begin, end) (relative to the split) to p = 2^(s − m), of which each(k, p) is kept; returns Σ p.
+template <class F>
+inline float soften(float *s, int begin, int end, float m, F &&each) {
+    const f32x16 shift = set1(m);
     f32x16 total = zero();
-    for (int k = first; k < end; k += 16) {
-        const f32x16 p = keep(k, begin, end, exp(load(s + k) - shift), zero());
-        store(s + k, p);
+    for (int k = begin & ~15; k < end; k += 16) {
+        const f32x16 p = keep(k, begin, end, exp2_down(load(s + k) - shift), zero());
         total = total + p;
+        store(s + k, each(k, p));
     }
-    *m = highest;
-    *l = reduce_add(total);
+    return reduce_add(total);
 }
 
 // One split of 256 keys from `start` for all query rows of a tile.
@@ -179,7 +180,8 @@ inline void attend_split(const AttendTask &task, const QueryTile &tile, const Qu
     if (common_begin > common_end) common_begin = common_end = kSplit;  // windows that do not meet: every key by itself
     for (int i = 0; i < active; ++i) {
         const int r = rows[i];
-        soften(s[r], begin[r], end[r], &out.m[r], &out.l[r]);
+        out.m[r] = highest(s[r], begin[r], end[r]);
+        out.l[r] = soften(s[r], begin[r], end[r], out.m[r], [](int, f32x16 p) { return p; });
         for (int d = 0; d < head_size; d += 16) store(out.acc[r] + d, zero());
         weigh_rows<T, 1>(split, begin[r], common_begin < end[r] ? common_begin : end[r], p + i, acc + i, head_size);
     }

@@ -1,7 +1,7 @@
 // One split of attention over a cache of whole numbers (cache.h): products are exact sums in int32, twice as fast as in float32.
 //   q = query · (32700 / |query|) to nearest even, its scale |query| / 32700, as an int16 key
-//   s = (Σ_d q[d] · k[d]) · (q_scale · scale) · k_scale                      in this order
-//   m = max s;  p = exp(s − m);  l = Σ p, as over floats
+//   s = (Σ_d q[d] · k[d]) · (q_scale · (scale · log2 e)) · k_scale          in this order
+//   m = max s;  p = 2^(s − m);  l = Σ p, as over floats
 //   w = p · v_scale, of a split's keys;  unit = max(Σ w / kSum, max w / 32700), 0 below 2^-100
 //   acc[d] = (Σ_key W[key] · v[key][d]) · unit with W = w · (1 / unit) to nearest even
 // Sums fit int32: |Σ q · k| <= |q| · |k| (Cauchy and Schwarz) <= 32708 · 127 · 16 or 32708²; Σ W · |v| <= (kSum + 128) · 4095 for
@@ -59,14 +59,14 @@ inline void whole_scores(const SplitKeys<T> &split, const WholeQueries &queries,
 template <class T>
 inline void whole_weights(const SplitKeys<T> &split, float *s, int16_t *w, int begin, int end, int low, int high, float *m,
                           float *l, float *unit) {
-    soften(s, begin, end, m, l);
     f32x16 sum = zero(), most = zero();
-    for (int k = begin & ~15; k < end; k += 16) {
-        const f32x16 weight = keep(k, begin, end, load(s + k) * load(split.value_scales[k >> 4]), zero());
-        store(s + k, weight);
+    *m = highest(s, begin, end);
+    *l = soften(s, begin, end, *m, [&](int k, f32x16 p) {
+        const f32x16 weight = keep(k, begin, end, p * load(split.value_scales[k >> 4]), zero());
         sum = sum + weight;
         most = max(most, weight);
-    }
+        return weight;
+    });
     const float by_sum = reduce_add(sum) * (1 / kSum<T>), by_most = reduce_max(most) * (1 / kLongest);
     const float size = by_sum < by_most ? by_most : by_sum;  // NaN if the sum is
     const f32x16 inverse = set1(size >= 0x1p-100f ? 1.0f / size : 0.0f);
@@ -98,14 +98,14 @@ inline void whole_weigh(const SplitKeys<T> &split, int low, int high, const int1
 }
 
 // Of few queries more keys, and more of the values, are taken at once: enough sums run side by side to hide how long each takes.
-constexpr int kAtOnce = kTile * kWide;
+constexpr int kAtOnce = kTile * kWide;  // vectors of sums
 template <class T, int R>
 inline void whole_split(const SplitKeys<T> &split, const WholeQueries &queries, const int *begin,
                         const int *end, int low, int high, int head_size, SplitResult &out) {
     alignas(64) float s[R][kSplit];
     alignas(64) int16_t w[R][kSplit];
     float unit[R];
-    constexpr int K = kAtOnce / R >= 8 ? 4 : kAtOnce / R >= 4 ? 2 : 1, D = kAtOnce / R >= 4 ? 4 : kWide;
+    constexpr int K = kAtOnce / R >= 4 ? 4 : kAtOnce / R >= 2 ? 2 : 1, D = K > kWide ? K : kWide;
     int k = low;
     for (; k + 16 * K <= high; k += 16 * K) whole_scores<T, R, K>(split, queries, head_size, s, k);
     for (; k < high; k += 16) whole_scores<T, R, 1>(split, queries, head_size, s, k);

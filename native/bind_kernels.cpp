@@ -242,7 +242,8 @@ void bind_kernels(nb::module_ &module) {
     nb::enum_<Probe>(module, "Probe")
         .value("add", Probe::add).value("subtract", Probe::subtract).value("multiply", Probe::multiply)
         .value("divide", Probe::divide).value("fma", Probe::fma).value("max", Probe::max).value("min", Probe::min)
-        .value("sqrt", Probe::sqrt).value("exp", Probe::exp).value("f16", Probe::f16).value("bf16", Probe::bf16)
+        .value("sqrt", Probe::sqrt).value("exp", Probe::exp)
+        .value("exp2_down", Probe::exp2_down).value("f16", Probe::f16).value("bf16", Probe::bf16)
         .value("to_i32", Probe::to_i32).value("select_less", Probe::select_less).value("first", Probe::first)
         .value("reduce_add", Probe::reduce_add).value("reduce_max", Probe::reduce_max);
     module.def("spin", [](const std::string &isa, const std::string &format, size_t steps) {

@@ -68,7 +68,7 @@ struct AttendTask {
     Rows src, dst;
     CacheView cache;
     int heads;
-    float scale;
+    float scale;  // of scores, times log2 e: probabilities are powers of two
     int window;
     void *partials;  // of attend_splits: (units, splits, attend_partial_bytes), 64-byte aligned
     int splits;      // splits of the longest context

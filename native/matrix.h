@@ -107,7 +107,7 @@ Activations activations_in(void *memory, int k);
 
 // Functions of simd.h that tests call through `probe`.
 enum class Probe {
-    add, subtract, multiply, divide, fma, max, min, sqrt, exp, f16, bf16, to_i32, select_less, first, reduce_add, reduce_max
+    add, subtract, multiply, divide, fma, max, min, sqrt, exp, exp2_down, f16, bf16, to_i32, select_less, first, reduce_add, reduce_max
 };
 
 // One instruction set's kernels; all give the same bits.

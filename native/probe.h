@@ -37,6 +37,7 @@ NANO_INLINE f32x16 apply(Probe op, f32x16 a, f32x16 b, f32x16 c, int n) {
         case Probe::min: return min(a, b);
         case Probe::sqrt: return sqrt(a);
         case Probe::exp: return exp(a);
+        case Probe::exp2_down: return exp2_down(a);
         case Probe::f16: return through_f16(a, n);
         case Probe::bf16: return through_bf16(a, n);
         case Probe::to_i32: return from_bits(to_i32(a));

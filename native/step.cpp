@@ -178,7 +178,7 @@ AttendTask Session::attend_task(const Attend &op, const Current &current) const 
             buffers_[op.dst].rows,
             caches_[op.cache].view,
             op.heads,
-            op.scale,
+            op.scale * 1.44269504f,
             op.window,
             partials_.data(),
             (current.longest + kernels_.attend_split - 1) / kernels_.attend_split};

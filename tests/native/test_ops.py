@@ -118,7 +118,7 @@ def attention(isa, heads, kv_heads, head_size, window, block_size, length, kv):
     ],
 )
 def test_attention_in_whole_numbers(isa, kv, heads, kv_heads, head_size, window, block_size, length):
-    """By the definition, but for what differs by a unit where a scale's last bit does; int16 loses less than an f16 cache does."""
+    """By the definition, up to a unit where the last bit of a scale differs; int16 loses less than an f16 cache does."""
     ours, rows, op = attention(isa, heads, kv_heads, head_size, window, block_size, length, kv)
     assert off(ours, models.attend_whole(rows, op, kv)) < 2e-4
     exact = models.attend(rows, op, "f32")

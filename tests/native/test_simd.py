@@ -159,3 +159,14 @@ def test_exp(isa):
     same_bits(got, probe(ISAS[0], "exp", x))
     special = np.float32([0, -0.0, -87.34, -1e4, -math.inf, 88.73, math.inf, math.nan])
     same_bits(probe(isa, "exp", special), np.float32([1, 1, 0, 0, 0, math.inf, math.inf, math.nan]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_powers_of_two_down_to_the_least(isa):
+    x = -np.concatenate([np.linspace(0, 126, 300_000), np.linspace(0, 1, 50_000), np.logspace(-30, 0, 1000)]).astype(np.float32)
+    want = np.exp2(x.astype(np.float64))
+    got = probe(isa, "exp2_down", x)
+    assert (np.abs(got - want) / np.spacing(want.astype(np.float32))).max() <= 1.0
+    same_bits(got, probe(ISAS[0], "exp2_down", x))
+    special = np.float32([0, -0.0, -126, -126.01, -1e4, -math.inf, math.nan])
+    same_bits(probe(isa, "exp2_down", special), np.float32([1, 1, 2.0**-126, 0, 0, 0, math.nan]))

@@ -1,4 +1,4 @@
-"""Where the reference backend rounds as fast backends do: activations to int8 before quantised weights, the cache to 16 or 8 bits."""
+"""Where the reference backend rounds as fast backends do: activations to int8 before quantised weights, and the cache."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ class PagedCache:
         return tuple(self.decode(plane[blocks, slots]).transpose(1, 0, 2) for plane in (self.keys, self.values))
 
 
-# A cache of whole numbers. Products of such are exact sums in int32, which fast backends compute at twice the speed of float32 and
-# more; the limits below are what 31 bits allow. Queries are rounded as int16 keys are, the shares of keys in a split together.
+# A cache of whole numbers. Sums of their products are exact in int32, which fast backends compute at twice the speed of float32
+# and more; the limits below are what 31 bits allow. Queries are rounded as int16 keys are, the weights of a split together.
 
 LONGEST = np.float32(32700)  # of queries and int16 keys, and the largest weight of a key, in units of their scale
 SPLIT = 256  # keys whose weights share a unit, at absolute positions
@@ -220,5 +220,5 @@ class WholeCache:
             parts.append((m, p.sum(axis=-1, keepdims=True), (weights.astype(np.float64) @ v.q).astype(np.float32) * unit))
         highest = np.max([m for m, _, _ in parts], axis=0)
         shares = [np.exp(m - highest) for m, _, _ in parts]
-        total = sum(share * l for share, (_, l, _) in zip(shares, parts))
+        total = sum(share * part for share, (_, part, _) in zip(shares, parts))
         return (sum(share * acc for share, (_, _, acc) in zip(shares, parts)) / total).reshape(query.shape)
