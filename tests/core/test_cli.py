@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -10,11 +11,10 @@ import sys
 import types
 from dataclasses import fields
 
-import numpy as np
 import pytest
 
-from nano_vllm import cli, perplexity, registry
-from nano_vllm.cli import _flags, _meter, _text, chat
+from nano_vllm import cli, registry
+from nano_vllm.cli import _flags, _meter, _terminal, _text, chat
 from nano_vllm.errors import NanoVLLMError, OptionError, PromptTooLong, UnknownOption
 from nano_vllm.options import Options
 from nano_vllm.sampling.params import SamplingParams
@@ -228,7 +228,7 @@ def test_run_streams_the_answer_and_ends_with_the_summary_on_stderr(capsys, fake
     assert out == "one two three four five\n"
     assert err.count("\n") == 1
     assert (
-        "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s), 0.0 GB/s weights and cache, first token after 0.500 s" in err
+        "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s), 0.0 GB/s weights and cache, first token after 500 ms" in err
     )
     assert "peak memory" in err or _meter.peak_memory() is None
     assert fake.made[0].prompts == [[{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b c"}]]
@@ -273,7 +273,7 @@ def test_several_prompts_run_as_one_batch(capsys, fake):
     assert cli.main(["generate", "a", "b c", "--max-tokens", "2"]) == 0
     out, err = capsys.readouterr()
     assert out == "one two\none two\n" and len(fake.made) == 1
-    summary = "3 prompt tokens (6.0 tok/s), 4 output tokens (1.0 tok/s), 0.0 GB/s weights and cache, first token after 0.500 s"
+    summary = "3 prompt tokens (6.0 tok/s), 4 output tokens (1.0 tok/s), 0.0 GB/s weights and cache, first token after 500 ms"
     assert summary in err
 
 
@@ -392,120 +392,6 @@ def test_chat_says_that_the_context_is_full(monkeypatch, capsys, fake):
     assert "the context is full" not in err
 
 
-# --- the summary's arithmetic --------------------------------------------------------------------------------------------
-
-
-def test_rates_count_what_they_say():
-    meter = _meter.Meter(weight_bytes=10**9, kv_bytes_per_token=10**6)
-    meter.add([_meter.Counted(prompt=100, cached=20, output=11, first_s=0.5, last_s=2.5)], steps=12)
-    # 12 steps read the weights once each, and 10 of them 101 + … + 110 tokens of cache
-    read = 12 * 10**9 + 10**6 * sum(range(101, 111))
-    line = meter.line()
-    assert "100 prompt tokens (160 tok/s, 20 cached)" in line  # 80 computed in half a second
-    assert f"11 output tokens (5.0 tok/s), {read / 2.5 / 1e9:.1f} GB/s weights and cache, first token after 0.500 s" in line
-    meter.add([_meter.Counted(1, 0, 1, 0.1, 0.1)], steps=1)  # a single token has no time after it
-    assert "12 output tokens (5.0 tok/s)" in meter.line() and "first token after 0.300 s" in meter.line()
-
-
-def test_requests_that_share_their_steps_share_their_time():
-    meter = _meter.Meter(weight_bytes=10**9, kv_bytes_per_token=10**6)
-    failed = _meter.Counted(prompt=9, cached=0, output=0, first_s=0.1, last_s=0.1)
-    meter.add([_meter.Counted(10, 0, 3, 1.0, 2.0), _meter.Counted(20, 0, 5, 3.0, 5.0), failed], steps=8)
-    read = 8 * 10**9 + 10**6 * (11 + 12 + 21 + 22 + 23 + 24)
-    line = meter.line()
-    assert "39 prompt tokens (13.0 tok/s), 8 output tokens (1.5 tok/s)" in line  # in 3 s; 2 + 4 in the 4 s after the first second
-    assert f"{read / 5 / 1e9:.1f} GB/s weights and cache, first token after 2.000 s" in line
-
-
-def test_the_line_has_the_same_parts_where_nothing_is_generated():
-    assert _meter.Meter().line().startswith(
-        "0 prompt tokens (0 tok/s), 0 output tokens (0 tok/s), 0.0 GB/s weights and cache, no first token"
-    )
-    meter = _meter.Meter(weight_bytes=10**9)
-    meter.add([_meter.Counted(1000, 0, 0, 4.0, 4.0)], steps=6)
-    assert "1,000 prompt tokens (250 tok/s), 0 output tokens (0 tok/s), 1.5 GB/s weights and cache, no first" in meter.line()
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux tells the peak in /proc/self/status")
-def test_peak_memory_is_the_kernels():
-    """In a process of its own: a peak that other tests have left would hide this one."""
-    code = (
-        "from nano_vllm.cli._meter import peak_memory; import numpy; before = peak_memory(); "
-        "block = numpy.ones(64 << 20, numpy.uint8); del block; print(peak_memory() - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout) > 0.9 * (64 << 20)
-
-
-# --- perplexity ----------------------------------------------------------------------------------------------------------
-
-
-class Bigram:
-    """A session whose logits at a row depend on that row's id alone; keeps what it was asked."""
-
-    def __init__(self, vocabulary: int) -> None:
-        self.table = np.random.default_rng(1).normal(0, 3, (vocabulary, vocabulary)).astype(np.float32)
-        self.batches = []
-
-    def submit(self, batch):
-        self.batches.append(batch)
-        rows = batch.wanted[batch.want_logits]
-        result = types.SimpleNamespace(ids=np.full(len(batch.wanted), -1), logits=self.table[batch.tokens[rows]])
-        return types.SimpleNamespace(result=lambda: result)
-
-
-def expected(table, ids, window, bos=None):
-    """The definition, written the plain way."""
-    losses = []
-    for w in range(len(ids) // window):
-        text = list(ids[w * window : (w + 1) * window])
-        for p in range(window // 2, window - 1):
-            row = table[text[p]].astype(np.longdouble)
-            losses.append(float(np.log(np.exp(row).sum()) - row[text[p + 1]]))
-    mean = sum(losses) / len(losses)
-    square = sum(x * x for x in losses) / len(losses)
-    return math.exp(mean), len(losses), math.exp(mean) * math.sqrt((square - mean**2) / (len(losses) - 1))
-
-
-@pytest.mark.parametrize("window", [4, 7, 32, 33])
-@pytest.mark.parametrize("max_rows, max_wanted", [(512, 256), (5, 256), (512, 3), (5, 2)])
-def test_perplexity_is_the_definitions_however_windows_are_cut_into_steps(window, max_rows, max_wanted):
-    session, ids = Bigram(50), np.random.default_rng(0).integers(0, 50, 131)
-    steps = []
-    found = perplexity.perplexity(
-        session, ids, window, lambda *a: steps.append(a), block_size=16, max_rows=max_rows, max_wanted=max_wanted
-    )
-    value, tokens, error = expected(session.table, ids, window)
-    assert found.tokens == tokens and found.windows == len(ids) // window and found.steps == len(session.batches)
-    assert found.value == pytest.approx(value, rel=1e-9) and found.stderr == pytest.approx(error, rel=1e-6)
-    assert [s[:2] for s in steps] == [(w + 1, found.windows) for w in range(found.windows)] and steps[-1][2] == pytest.approx(
-        value
-    )
-    for batch in session.batches:
-        assert len(batch.tokens) <= max_rows and len(batch.wanted) <= max_wanted and batch.want_logits.all()
-        assert batch.starts.tolist() == [0, len(batch.tokens)] and batch.tokens.dtype == batch.positions.dtype == np.int32
-        assert batch.block_tables[0].shape == (1, -(-window // 16))
-    positions = np.concatenate([b.positions for b in session.batches])
-    assert positions.tolist() == list(range(window - 1)) * found.windows
-
-
-def test_a_beginning_of_text_takes_the_place_of_each_windows_first_token():
-    session, ids = Bigram(50), np.arange(1, 41)
-    perplexity.perplexity(session, ids, 8, bos=0)
-    assert [b.tokens[0] for b in session.batches] == [0] * 5 and [b.tokens[1] for b in session.batches] == [2, 10, 18, 26, 34]
-
-
-@pytest.mark.parametrize("window", [-1, 0, 3, 21])
-def test_impossible_windows_are_refused(window):
-    with pytest.raises(OptionError, match="window"):
-        perplexity.perplexity(Bigram(50), np.arange(20), window)
-
-
-def test_log_likelihoods_do_not_overflow():
-    logits = np.array([[1e4, -1e4, 0.0]], np.float32)
-    assert perplexity.log_likelihoods(logits, np.array([1]))[0] == pytest.approx(-2e4)
-
-
 # --- info ----------------------------------------------------------------------------------------------------------------
 
 
@@ -541,6 +427,19 @@ def test_info_tells_sizes_formats_plan_and_backends(capsys, opened):
     assert [line.split()[0] for line in out.split("\nbackends\n")[1].splitlines() if line[2] != " "] == list(
         registry.names("backends")
     )
+
+
+def test_info_fits_a_terminal_and_is_cut_nowhere_else(capsys, opened, monkeypatch):
+    opened.path = opened.path / ("long-" * 10) / "model.gguf"
+    words = ["info", "--backend", "reference", "--num-blocks", "7"]
+    assert cli.main(words) == 0
+    whole = capsys.readouterr().out
+    assert max(map(len, whole.splitlines())) > 80 and f"{opened.path}\n" in whole
+    monkeypatch.setattr(_terminal, "columns", lambda stream: 80)
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert out.split() == whole.split()
+    assert [line for line in out.splitlines() if len(line) > 80 and line.split() != [str(opened.path)]] == []
 
 
 def test_info_says_why_there_is_no_plan(capsys, opened):
@@ -579,6 +478,34 @@ def test_help_lists_every_command():
     for name in registry.names("cli"):
         assert f"\n  {name} ".encode() in done.stdout
         assert command(name, "--help").returncode == 0
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in registry.names("cli"))], ids=lambda words: " ".join(words))
+def test_help_fits_80_columns(words, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        assert cli.main([*words, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 80
+    assert max(map(len, chat.COMMANDS.splitlines())) <= 80
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such terminals")
+def test_columns_are_the_terminals_of_the_stream():
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    master, slave = pty.openpty()
+    for columns, told in ((80, 80), (0, None)):
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with open(slave, "w", closefd=False) as terminal:
+            assert _terminal.columns(terminal) == told
+    os.close(slave), os.close(master)
+    assert _terminal.columns(io.StringIO()) is None
+    with open(os.devnull, "w") as nothing:
+        assert _terminal.columns(nothing) is None
 
 
 def test_unknown_options_name_the_nearest():

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..memory.machine import format_bytes
+from . import _terminal
+
+# What makes the line shorter without taking a figure from it, one after the other until it fits a terminal.
+SHORTER = (
+    (" weights and cache", ""),
+    ("peak memory", "peak"),
+    ("first token after", "first"),
+    (" (prompt|output) tokens", lambda found: {"prompt": " in", "output": " out"}[found[1]]),
+    ("tok/s", "t/s"),
+    ("(first|peak) ", ""),
+    (" t/s", "/s"),
+    (r"(?<=\d),(?=\d)", ""),
+)
 
 
 def peak_memory() -> int | None:
@@ -33,6 +47,19 @@ def rate(count: float, seconds: float) -> str:
         return "0"
     value = count / seconds if seconds > 0 else 0.0
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+
+
+def fitted(line: str, width: int | None) -> str:
+    """The line in as many words as `width` columns hold; None: in all of them."""
+    for words, shorter in SHORTER:
+        if width is None or len(line) <= width:
+            break
+        line = re.sub(words, shorter, line)
+    return line
 
 
 class Counted(NamedTuple):
@@ -107,13 +134,13 @@ class Meter:
             f"{self.prompt_tokens:,} prompt tokens ({computed} tok/s{cached})",
             f"{self.output_tokens:,} output tokens ({rate(self.later_tokens, self.output_s)} tok/s)",
             f"{self.read_bytes / self.whole_s / 1e9 if self.whole_s else 0.0:.1f} GB/s weights and cache",
-            f"first token after {self.first_s / self.answered:.3f} s" if self.answered else "no first token",
+            f"first token after {duration(self.first_s / self.answered)}" if self.answered else "no first token",
         ]
         peak = peak_memory()
         return ", ".join(parts + ([f"peak memory {format_bytes(peak)}"] if peak else []))
 
     def tell(self) -> None:
-        print(self.line(), file=sys.stderr, flush=True)
+        print(fitted(self.line(), _terminal.columns(sys.stderr)), file=sys.stderr, flush=True)
 
 
 class Answer:

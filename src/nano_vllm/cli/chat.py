@@ -16,7 +16,7 @@ COMMANDS = """\
 /reset        forget the conversation, keep the system message
 /system TEXT  set the system message and start over; without TEXT: none
 /save FILE    write the conversation to a file (Markdown)
-/exit         leave; so does Ctrl-D. Ctrl-C stops an answer and keeps what was said."""
+/exit         leave; so does Ctrl-D. Ctrl-C stops an answer and keeps its text."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

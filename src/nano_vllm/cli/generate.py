@@ -7,7 +7,7 @@ import sys
 
 from . import _flags
 
-HELP = "continue raw texts, without chat template; several run as one batch"
+HELP = "continue raw texts, no chat template; several run as one batch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

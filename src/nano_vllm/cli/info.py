@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from dataclasses import fields
 
 from ..errors import NanoVLLMError, OptionError
-from . import _flags
+from . import _flags, _terminal
 
-HELP = "what a model holds, what is planned for it, and what each backend says"
+HELP = "what a model holds, what is planned for it, what each backend says"
 WIDTH = 26
 
 
@@ -20,8 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _flags.add(parser, "model and engine", _flags.model_flags())
 
 
-def line(name: str, text: str) -> None:
-    print(f"{name:<{WIDTH}}{text}".rstrip())
+def line(name: str, text: str, value: str = "") -> None:
+    """A name and a text, or a name, a value and the text that explains it; wrapped where stdout is a terminal."""
+    head = f"{name:<{WIDTH}}" + (f"{value:<10} " if value else "")
+    print(_terminal.hang(head, text, _terminal.columns(sys.stdout)))
 
 
 def describe(opened) -> None:
@@ -98,8 +101,7 @@ def plan(options, program) -> None:
         value = getattr(made, field.name)
         if field.name != "reasons" and value != "":
             shown = f"{value:,}" if isinstance(value, int) else str(value)
-            reason = made.reasons.get(field.name, "")
-            line(f"  {field.name}", f"{shown:<10} {reason}")
+            line(f"  {field.name}", made.reasons.get(field.name, ""), shown)
 
 
 def backends(options) -> None:

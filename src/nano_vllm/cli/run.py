@@ -8,7 +8,7 @@ import sys
 from ..errors import OptionError
 from . import INTERRUPTED, _flags
 
-HELP = "answer a prompt, streaming; the prompt is an argument, stdin, or both"
+HELP = "answer a prompt, streaming; it is an argument, stdin, or both"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
