@@ -272,7 +272,7 @@ def test_ctrl_c_ends_run_with_the_summary_and_130(capsys, fake):
 def test_several_prompts_run_as_one_batch(capsys, fake):
     assert cli.main(["generate", "a", "b c", "--max-tokens", "2"]) == 0
     out, err = capsys.readouterr()
-    assert out == "one two\none two\n" and len(fake.made) == 1
+    assert out == "==> 1: a <==\none two\n\n==> 2: b c <==\none two\n" and len(fake.made) == 1
     summary = "3 prompt tokens (6.0 tok/s), 4 output tokens (1.0 tok/s), 0.0 GB/s weights and cache, first token after 500 ms"
     assert summary in err
 
@@ -280,7 +280,17 @@ def test_several_prompts_run_as_one_batch(capsys, fake):
 def test_of_several_prompts_the_one_that_failed_is_told_and_the_others_are_printed(capsys, fake):
     assert cli.main(["generate", "a", "b c d", "--max-tokens", "2"]) == 1
     out, err = capsys.readouterr()
-    assert out.startswith("one two\n") and "nano-vllm: prompt 2 failed: no token can be drawn\n" in err and "4 prompt" in err
+    assert "==> 1: a <==\none two\n" in out and "nano-vllm: prompt 2 failed: no token can be drawn\n" in err and "4 prompt" in err
+
+
+def test_one_prompt_has_no_heading_and_headings_are_one_short_line(capsys, fake):
+    from nano_vllm.cli.generate import heading
+
+    assert cli.main(["generate", "a", "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out == "one two\n"
+    for long in ("word\n" * 100, "é" * 100, ""):
+        line = heading(12, long)
+        assert "\n" not in line and len(line) <= 80 and line.startswith(f"==> 12: {long[:4]}") and line.endswith(" <==")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGPIPE")

@@ -43,7 +43,7 @@ def parser(command: str) -> Parser:
     for action in made._actions:
         if not action.option_strings:
             name = action.metavar or action.dest
-            words.append(f"[{name}]" if action.nargs in ("?", "*") else name)
+            words.append({"?": f"[{name}]", "*": f"[{name} ...]"}.get(action.nargs, name))
     made.usage = " ".join([made.prog, *words])
     return made
 
