@@ -34,15 +34,12 @@ def test_requests_that_share_their_steps_share_their_time():
     assert f"{read / 5 / 1e9:.1f} GB/s weights and cache, first token after 2.00 s" in line
 
 
-def test_the_line_has_the_same_parts_where_nothing_is_generated():
-    assert (
-        _meter.Meter()
-        .line()
-        .startswith("0 prompt tokens (0 tok/s), 0 output tokens (0 tok/s), 0.0 GB/s weights and cache, no first token")
-    )
+def test_what_there_is_not_is_left_out(monkeypatch):
+    monkeypatch.setattr(_meter, "peak_memory", lambda: 10**8)
+    assert _meter.Meter().line() == "peak memory 100 MB"
     meter = _meter.Meter(weight_bytes=10**9)
     meter.add([_meter.Counted(1000, 0, 0, 4.0, 4.0)], steps=6)
-    assert "1,000 prompt tokens (250 tok/s), 0 output tokens (0 tok/s), 1.5 GB/s weights and cache, no first" in meter.line()
+    assert meter.line() == "1,000 prompt tokens (250 tok/s), 1.5 GB/s weights and cache, peak memory 100 MB"
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux tells the peak in /proc/self/status")

@@ -127,20 +127,24 @@ class Meter:
             self.read_bytes += self.kv_bytes_per_token * (later * request.prompt + later * (later + 1) / 2)
 
     def line(self) -> str:
-        """The summary, without a newline; the same parts for every command."""
-        cached = f", {self.cached_tokens:,} cached" if self.cached_tokens else ""
-        computed = rate(self.prompt_tokens - self.cached_tokens, self.prompt_s)
-        parts = [
-            f"{self.prompt_tokens:,} prompt tokens ({computed} tok/s{cached})",
-            f"{self.output_tokens:,} output tokens ({rate(self.later_tokens, self.output_s)} tok/s)",
-            f"{self.read_bytes / self.whole_s / 1e9 if self.whole_s else 0.0:.1f} GB/s weights and cache",
-            f"first token after {duration(self.first_s / self.answered)}" if self.answered else "no first token",
-        ]
-        peak = peak_memory()
+        """The summary, without a newline; the same parts for every command. Those that its runs do not have are left out, such
+        as output where none was asked for."""
+        parts, peak = [], peak_memory()
+        if self.prompt_tokens:
+            cached = f", {self.cached_tokens:,} cached" if self.cached_tokens else ""
+            computed = rate(self.prompt_tokens - self.cached_tokens, self.prompt_s)
+            parts.append(f"{self.prompt_tokens:,} prompt tokens ({computed} tok/s{cached})")
+        if self.answered:
+            parts.append(f"{self.output_tokens:,} output tokens ({rate(self.later_tokens, self.output_s)} tok/s)")
+        if self.whole_s:
+            parts.append(f"{self.read_bytes / self.whole_s / 1e9:.1f} GB/s weights and cache")
+        if self.answered:
+            parts.append(f"first token after {duration(self.first_s / self.answered)}")
         return ", ".join(parts + ([f"peak memory {format_bytes(peak)}"] if peak else []))
 
     def tell(self) -> None:
-        print(fitted(self.line(), _terminal.columns(sys.stderr)), file=sys.stderr, flush=True)
+        if line := self.line():
+            print(fitted(line, _terminal.columns(sys.stderr)), file=sys.stderr, flush=True)
 
 
 class Answer:
