@@ -41,7 +41,7 @@ class FakeLLM:
         self.prompts: list = []
         self.params: list[SamplingParams] = []
         self.counted = {"weight_bytes": 1000, "kv_bytes_per_token": 10, "prompt_tokens": 0}
-        self.counted |= {"prefix_hit_tokens": 0, "steps": 0}
+        self.counted |= {"prefix_hit_tokens": 0, "scheduled_tokens": 0, "steps": 0}
         FakeLLM.made.append(self)
 
     def __enter__(self):
@@ -72,6 +72,7 @@ class FakeLLM:
         if count >= CONTEXT:
             raise PromptTooLong(f"prompt has {count} tokens", f"the context holds {CONTEXT}")
         self.counted["prompt_tokens"] += count
+        self.counted["scheduled_tokens"] += 2 if FakeLLM.stop_after == 0 else count
         self.counted["steps"] += 5
         words = self.words[: params.max_tokens]
         for i, word in enumerate(words):
@@ -267,6 +268,13 @@ def test_ctrl_c_ends_run_with_the_summary_and_130(capsys, fake):
     out, err = capsys.readouterr()
     assert out == "one two\n" and "3 prompt tokens" in err and "2 output tokens" in err
     assert fake.made[0].closed
+
+
+def test_ctrl_c_in_the_midst_of_a_prompt_counts_what_was_computed(capsys, fake):
+    fake.stop_after = 0
+    assert cli.main(["run", "a b c d e"]) == 130
+    err = capsys.readouterr().err
+    assert err.startswith("2 prompt tokens (") and "output" not in err
 
 
 def test_several_prompts_run_as_one_batch(capsys, fake):

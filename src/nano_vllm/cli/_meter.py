@@ -178,9 +178,12 @@ class Answer:
 
     def _count(self) -> None:
         now = self.llm.stats()
-        prompt, cached, steps = (now[name] - self.before[name] for name in ("prompt_tokens", "prefix_hit_tokens", "steps"))
+        names = ("prompt_tokens", "prefix_hit_tokens", "scheduled_tokens", "steps")
+        prompt, cached, computed, steps = (now[name] - self.before[name] for name in names)
         if self.output is not None:
             self.meter.add([Counted.of(self.output)], steps)
         elif prompt:  # what was refused never began
             end = (self.last or time.perf_counter()) - self.begun
-            self.meter.add([Counted(prompt, cached, self.tokens, self.first - self.begun if self.first else end, end)], steps)
+            first = self.first - self.begun if self.first else end
+            done = prompt if self.first else min(prompt, cached + computed)  # it may have ended in the midst of its prompt
+            self.meter.add([Counted(done, cached, self.tokens, first, end)], steps)
