@@ -359,9 +359,17 @@ def test_chat_commands(monkeypatch, capsys, fake, tmp_path):
     assert file.read_text() == "**user**\n\nhello\n\n**assistant**\n\none two three four five\n\n\n"
 
 
+@pytest.mark.parametrize("forget", ["/reset", "/system be kind"])
+def test_save_does_not_write_an_empty_conversation_over_a_saved_one(forget, monkeypatch, capsys, fake, tmp_path):
+    file = tmp_path / "talk.md"
+    _, err = talk(monkeypatch, capsys, "hello", f"/save {file}", forget, f"/save {file}", argv=("--system", "s"))
+    assert file.read_text().endswith("one two three four five\n\n\n")
+    assert err.count("messages written") == 1 and f"(nothing has been said, so {file} was not written)" in err
+
+
 def test_save_says_what_is_wrong(monkeypatch, capsys, fake, tmp_path):
     names = [f"{tmp_path}/none/talk.md", str(tmp_path), "~nobody-has-this-name/x", "a\0b", "x" * 5000]
-    _, err = talk(monkeypatch, capsys, "/save", *(f"/save {name}" for name in names), "/help")
+    _, err = talk(monkeypatch, capsys, "hello", "/save", *(f"/save {name}" for name in names), "/help")
     assert "needs a file's name" in err and err.count("cannot write") == len(names) and chat.COMMANDS in err
 
 

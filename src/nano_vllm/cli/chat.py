@@ -68,6 +68,8 @@ class Chat:
     def save(self, name: str) -> None:
         if not name:
             return tell("/save needs a file's name")
+        if not any(message["role"] != "system" for message in self.messages):
+            return tell(f"(nothing has been said, so {name} was not written)")
         text = "".join(f"**{m['role']}**\n\n{m['content']}\n\n" for m in self.messages)
         try:
             Path(name).expanduser().write_text(text, "utf-8")
