@@ -16,6 +16,7 @@ import pytest
 from nano_vllm import cli, registry
 from nano_vllm.cli import _flags, _meter, _terminal, _text, chat
 from nano_vllm.errors import NanoVLLMError, OptionError, PromptTooLong, UnknownOption
+from nano_vllm.memory.machine import format_bytes
 from nano_vllm.options import Options
 from nano_vllm.sampling.params import SamplingParams
 from nano_vllm.version import version
@@ -449,6 +450,9 @@ def test_info_tells_sizes_formats_plan_and_backends(capsys, opened):
     assert f"{sum(len(shape) == 2 for shape in shapes)} tensors" in out.split("  f16 ")[1].splitlines()[0]
     assert "gpt2, smollm; has a chat template" in out
     lines = [line.split(None, 2) for line in out.splitlines()]
+    attentions = [layer.attention for layer in opened.spec.layers]
+    size = format_bytes(7 * 16 * sum(2 * a.kv_heads * a.head_size * 4 for a in attentions))
+    assert f"cache {size} reserved; a block takes memory only when it is first used" in " ".join(out.split())
     assert ["num_blocks", "7", "num_blocks as asked"] in lines and ["max_model_len", "32", "as asked"] in lines
     assert [line.split()[0] for line in out.split("\nbackends\n")[1].splitlines() if line[2] != " "] == list(
         registry.names("backends")

@@ -291,6 +291,30 @@ def test_closing_gives_the_memory_back(smollm2_path):
     assert len(held) == 4 and max(held) < smollm2_path.stat().st_size and held[3] < held[1] + 10e6, (held, done.stderr)
 
 
+RESERVED = """
+import sys
+from nano_vllm import LLM, SamplingParams
+def held():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+with LLM(sys.argv[1], backend=sys.argv[2], kv_cache_dtype="f16", num_blocks=4) as small:
+    small.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
+    before = held()
+with LLM(sys.argv[1], backend=sys.argv[2], kv_cache_dtype="f16", num_blocks=2000) as llm:
+    llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
+    print(held() - before, llm.plan.num_blocks * llm.plan.block_size * llm.stats()["kv_bytes_per_token"])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this system does not tell what a process holds")
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_cache_takes_memory_only_where_it_is_used(smollm2_path, backend):
+    """As `info` says. Of each layer's part a huge page may be taken, where the system gives them unasked."""
+    words = [sys.executable, "-c", RESERVED, str(smollm2_path), backend]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    more, reserved = map(int, done.stdout.split())
+    assert reserved > 700e6 and more < reserved / 4, done.stderr
+
+
 def test_async(smollm2_path):
     async def collect(llm, prompt, **options) -> str:
         return "".join([p.text async for p in llm.generate(prompt, GREEDY, **options)])

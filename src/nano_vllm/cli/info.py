@@ -13,6 +13,7 @@ from . import _flags, _terminal
 
 HELP = "what a model holds, what is planned for it, what each backend says"
 WIDTH = 26
+RESERVED = "reserved; a block takes memory only when it is first used"  # as tests/golden/test_llm.py holds the backends to
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +90,8 @@ def tokenizer(opened) -> str:
 def plan(options, program) -> None:
     """The lines of the plan with their reasons, or why there is none."""
     from ..loading import choose_backend
-    from ..memory.plan import Plan, resolve
+    from ..memory.machine import format_bytes
+    from ..memory.plan import ITEMSIZE, Plan, resolve
 
     print("\nplan")
     try:
@@ -102,6 +104,8 @@ def plan(options, program) -> None:
         if field.name != "reasons" and value != "":
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             line(f"  {field.name}", made.reasons.get(field.name, ""), shown)
+    size = made.num_blocks * made.block_size * program.kv_elements_per_token() * ITEMSIZE[made.kv_cache_dtype]
+    line("  cache", RESERVED, format_bytes(size))
 
 
 def backends(options) -> None:
