@@ -46,7 +46,7 @@ def describe(opened) -> None:
     line("parameters", f"{sum(_elements(info) for info in infos):,}")
     line("weights", format_bytes(sum(info.nbytes for info in infos)))
     for name, (count, nbytes) in sorted(formats(infos).items()):
-        line(f"  {name}", f"{count} tensors, {format_bytes(nbytes)}")
+        line(f"  {name}", f"{count} tensor{'s' * (count != 1)}, {format_bytes(nbytes)}")
     line("tokenizer", tokenizer(opened))
 
 
