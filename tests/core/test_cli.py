@@ -215,6 +215,21 @@ def test_unexpected_errors_are_one_line_and_a_traceback_only_when_debugging(caps
             cli.main(["run", "x", *words])
 
 
+def test_an_expected_error_is_its_sentence_when_debugging_too_and_the_traceback_comes_before(capsys, fake):
+    try:
+        raise NanoVLLMError("the disk is gone", "unplugged", "Plug it in.") from OSError("no such device")
+    except NanoVLLMError as error:
+        fake.fail = error
+    sentence = "nano-vllm: the disk is gone: unplugged. Plug it in.\n"
+    for words in ([], ["--log-level", "info"]):
+        assert cli.main(["run", "x", *words]) == 1
+        assert capsys.readouterr().err == sentence
+    assert cli.main(["run", "x", "--log-level", "debug"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("nano-vllm: debug: where the error below was raised\n") and err.endswith("\n" + sentence)
+    assert "Traceback" in err and "OSError: no such device\n" in err and "NanoVLLMError:" not in err
+
+
 def test_the_exit_code_is_the_errors_own(capsys, fake):
     fake.fail = NanoVLLMError("the disk is gone", "unplugged", "Plug it in.")
     assert cli.main(["run", "x"]) == 1

@@ -114,12 +114,22 @@ def main(argv: list[str] | None = None) -> int:
         # The reader left (`| head`). What is still buffered must not raise again when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except NanoVLLMError as error:
+        if _debugging(argv):
+            print(_raised(error), file=sys.stderr)
+        print(f"nano-vllm: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
     except Exception as error:
         if _debugging(argv):
             raise
-        if isinstance(error, NanoVLLMError):
-            print(f"nano-vllm: {' '.join(str(error).split())}", file=sys.stderr)
-            return error.exit_code
         text = " ".join(str(error).split())
         print(f"nano-vllm: {type(error).__name__}: {text} (--log-level debug shows where)", file=sys.stderr)
         return 1
+
+
+def _raised(error: NanoVLLMError) -> str:
+    """Where an expected error was raised, and what led to it, without its own text: that follows as the sentence it always is."""
+    import traceback
+
+    text, own = traceback.format_exception(error), traceback.format_exception_only(error)
+    return "nano-vllm: debug: where the error below was raised\n" + "".join(text[: -len(own)]).rstrip()
