@@ -71,7 +71,7 @@ def test_python_blocks_run(code, environment, tmp_path):
         [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert done.stdout.strip() and done.stdout.endswith("\n")
 
 
 @pytest.mark.parametrize("line", lines("bash", built=False))
