@@ -70,6 +70,13 @@ def test_the_line_is_as_short_as_the_terminal_and_keeps_every_figure(counts, mon
     assert (" in (" in line) and (" out (" in line) and ("cached" in line) == bool(cached)
 
 
+def test_one_token_is_not_several():
+    meter = _meter.Meter()
+    meter.add([_meter.Counted(1, 0, 1, 0.1, 0.1)], steps=1)
+    assert meter.line().startswith("1 prompt token (10.0 tok/s), 1 output token (0 tok/s), ")
+    assert _meter.fitted(meter.line(), 20).startswith("1 in (10.0/s), 1 out (0/s), ")
+
+
 def test_short_times_are_told_in_milliseconds():
     assert [_meter.duration(s) for s in (0.0004, 0.0543, 0.9994, 0.9996, 12.345)] == [
         "0 ms",

@@ -16,9 +16,10 @@ SHORTER = (
     (" weights and cache", ""),
     ("peak memory", "peak"),
     ("first token after", "first"),
-    (" (prompt|output) tokens", lambda found: {"prompt": " in", "output": " out"}[found[1]]),
+    (" (prompt|output) tokens?", lambda found: {"prompt": " in", "output": " out"}[found[1]]),
     ("tok/s", "t/s"),
-    ("(first|peak) ", ""),
+    ("peak ", ""),
+    ("first ", ""),
     (" t/s", "/s"),
     (r"(?<=\d),(?=\d)", ""),
 )
@@ -47,6 +48,10 @@ def rate(count: float, seconds: float) -> str:
         return "0"
     value = count / seconds if seconds > 0 else 0.0
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def tokens(count: int, kind: str) -> str:
+    return f"{count:,} {kind} token{'s' * (count != 1)}"
 
 
 def duration(seconds: float) -> str:
@@ -133,9 +138,9 @@ class Meter:
         if self.prompt_tokens:
             cached = f", {self.cached_tokens:,} cached" if self.cached_tokens else ""
             computed = rate(self.prompt_tokens - self.cached_tokens, self.prompt_s)
-            parts.append(f"{self.prompt_tokens:,} prompt tokens ({computed} tok/s{cached})")
+            parts.append(f"{tokens(self.prompt_tokens, 'prompt')} ({computed} tok/s{cached})")
         if self.answered:
-            parts.append(f"{self.output_tokens:,} output tokens ({rate(self.later_tokens, self.output_s)} tok/s)")
+            parts.append(f"{tokens(self.output_tokens, 'output')} ({rate(self.later_tokens, self.output_s)} tok/s)")
         if self.whole_s:
             parts.append(f"{self.read_bytes / self.whole_s / 1e9:.1f} GB/s weights and cache")
         if self.answered:
