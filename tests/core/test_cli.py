@@ -352,6 +352,13 @@ def test_chat_keeps_the_history_and_ends_with_the_summary(monkeypatch, capsys, f
     assert err.count("\n") == 1 and "10 output tokens" in err
 
 
+def test_chat_without_stdin_ends_at_once(monkeypatch, capsys, fake):
+    """`nano-vllm chat <&-`: Python then has no stream at all."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["chat"]) == 0
+    assert capsys.readouterr().out == "" and fake.made[0].closed
+
+
 def test_chat_commands(monkeypatch, capsys, fake, tmp_path):
     file = tmp_path / "talk.md"
     lines = [

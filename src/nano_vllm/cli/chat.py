@@ -111,6 +111,8 @@ class Chat:
 
     def loop(self) -> None:
         """Reads lines until /exit or the end of input."""
+        if sys.stdin is None:  # closed by the caller (`<&-`)
+            return
         prompt = "> " if sys.stdin.isatty() else ""
         while True:
             try:
@@ -142,11 +144,12 @@ def main(args: argparse.Namespace) -> int:
     with _model.loaded(args) as llm:
         meter = _meter.Meter.of(llm.stats())
         chat = Chat(llm, _model.params(llm, given, max_tokens=None), meter, args.system)
-        if sys.stdin.isatty():
+        terminal = sys.stdin is not None and sys.stdin.isatty()
+        if terminal:
             context = f"{llm.options.model}, context {llm.plan.max_model_len:,} tokens."
             tell(f"{context} /help tells the commands, Ctrl-C stops an answer.")
         chat.loop()
-        if sys.stdin.isatty():
+        if terminal:
             print(file=sys.stderr)
         meter.tell()
     return 0
