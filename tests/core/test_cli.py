@@ -187,6 +187,8 @@ def test_what_is_not_given_comes_from_the_model_and_run_is_bounded_by_the_contex
         (["run", "x", "--temperature", "nan"], "temperature"),
         (["run", "x", "--top-p", "2"], "top_p"),
         (["run", "two", "words"], "quotes"),
+        (["run", "--", "-x", "--seed", "1"], "options before it"),
+        (["help", "rum"], "mean 'run'?"),
         (["run"], "no prompt"),
         (["run", "x", "--raw", "--system", "y"], "--system"),
         (["chat", "--min-tokens", "5", "--max-tokens", "2"], "min_tokens"),
@@ -540,6 +542,12 @@ def test_help_fits_80_columns(words, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 3 and max(map(len, lines)) <= 80
     assert max(map(len, chat.COMMANDS.splitlines())) <= 80
+
+
+def test_help_of_a_command(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["help", "pull"])
+    assert capsys.readouterr().out.startswith("usage: nano-vllm pull ")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such terminals")

@@ -57,12 +57,16 @@ def parse(command: str, argv: list[str]) -> argparse.Namespace:
         if not flag.startswith("-"):
             raise OptionError(f"one argument too many, {flag!r}", "", "Put a text of several words in quotes.")
         flags = [f for action in made._actions for f in action.option_strings]
+        if flag in flags and "--" in argv:
+            raise OptionError(f"{flag} stands behind --", "what follows -- is text", "Put the options before it.")
         mend = registry.nearest(flag, flags) or f"See nano-vllm {command} --help."
         raise UnknownOption(f"{command} has no option {flag}", "", mend)
     return args
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["help"] and argv[1:]:
+        argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if argv else 2
