@@ -261,6 +261,12 @@ def test_wrong_names():
         LLM("no-such-model-here")
 
 
+@pytest.mark.parametrize("path", ["./nope", "~/nope/tokenizer.json", "a" * 5000])
+def test_a_tokenizer_that_does_not_exist(smollm2_path, path):
+    with pytest.raises(ModelNotFound, match=f"no tokenizer '{path:.190}.*: this file or folder does not exist"):
+        LLM(str(smollm2_path), backend="cpu", tokenizer=path)
+
+
 def test_closing(smollm2_path):
     llm = LLM(str(smollm2_path), backend="cpu", max_model_len=512)
     pieces = llm.stream("Once", SamplingParams(max_tokens=400, ignore_eos=True))
