@@ -264,6 +264,21 @@ def test_argument_and_stdin_are_joined_by_a_blank_line(monkeypatch):
     assert _text.prompt(None) == "the text"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="arguments are no bytes on Windows")
+def test_arguments_are_utf_8_in_every_locale(capsys, fake, monkeypatch):
+    for words in (
+        ["run", "h\udce9"],
+        ["generate", "a", "h\udce9"],
+        ["run", "x", "--system", "\udce9"],
+        ["chat", "--system", "\udce9"],
+    ):
+        assert "is not UTF-8 text" in refused(capsys, *words)
+    assert not fake.made
+    monkeypatch.setattr(os, "fsencode", lambda text: text.encode("ascii", "surrogateescape"))  # as in the locale C
+    assert _text.argument("h\udcc3\udca9", "the prompt") == "hé"
+    assert _text.argument("hé", "the prompt") == "hé"  # not from the command line
+
+
 def test_stdin_is_read_from_pipes_and_files_and_must_be_text(monkeypatch, tmp_path):
     file = tmp_path / "in.txt"
     for data, text in ((b"h\xc3\xa9\n\n", "hé\n"), (b"", "")):

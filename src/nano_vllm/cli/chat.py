@@ -134,16 +134,17 @@ class Chat:
 
 def main(args: argparse.Namespace) -> int:
     """Talks until the end of input; answers reach up to the end of the context, unless --max-tokens is given."""
-    from . import _meter, _model
+    from . import _meter, _model, _text
 
     try:
         import readline  # noqa: F401  input() then edits lines and keeps their history
     except ImportError:
         pass
     given = _model.checked(args)
+    system = args.system and _text.argument(args.system, "the system message")
     with _model.loaded(args) as llm:
         meter = _meter.Meter.of(llm.stats())
-        chat = Chat(llm, _model.params(llm, given, max_tokens=None), meter, args.system)
+        chat = Chat(llm, _model.params(llm, given, max_tokens=None), meter, system)
         terminal = sys.stdin is not None and sys.stdin.isatty()
         if terminal:
             context = f"{llm.options.model}, context {llm.plan.max_model_len:,} tokens."

@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> int:
     from . import _meter, _model, _text
 
     given = _model.checked(args)
-    prompts = args.prompts or [_text.prompt(None)]
+    prompts = [_text.argument(text, f"prompt {i}") for i, text in enumerate(args.prompts, 1)] or [_text.prompt(None)]
     code = 0
     with _model.loaded(args) as llm:
         meter = _meter.Meter.of(llm.stats())
