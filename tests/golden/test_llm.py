@@ -222,6 +222,18 @@ def test_bad_requests_do_not_touch_good_ones(llm):
     assert llm.generate([[5] * 1023], SamplingParams(temperature=0), use_tqdm=False)[0].finish_reason == "length"
 
 
+def test_of_several_prompts_the_one_that_is_wrong_is_named(llm):
+    hello = [{"role": "user", "content": "hi"}]
+    for prompts in (["a", "", "c"], ["a", [], "c"], ["a", None, ""], ["a", [5] * 1024, "c"]):
+        with pytest.raises(PromptError, match="^prompt 2 of 3: "):
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+    with pytest.raises(PromptError, match="^prompt 2 of 2: message 0 "):
+        llm.chat([hello, [{"role": "user"}]], GREEDY, use_tqdm=False)
+    for alone in ("", [""], [[]]):
+        with pytest.raises(PromptError, match="^prompt is empty"):
+            llm.generate(alone, GREEDY, use_tqdm=False)
+
+
 def test_leaving_a_stream_frees_everything(llm):
     for _ in range(3):
         for piece in llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True)):
