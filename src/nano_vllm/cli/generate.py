@@ -11,7 +11,12 @@ HELP = "continue raw texts, no chat template; several run as one batch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompts", nargs="*", metavar="prompt", help="texts to continue; without any, stdin is the text")
+    parser.add_argument(
+        "prompts",
+        nargs="*",
+        metavar="prompt",
+        help="texts to continue; several answers have headings; without any, stdin is the text",
+    )
     _flags.add_generation(parser)
 
 
