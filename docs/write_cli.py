@@ -21,8 +21,10 @@ Answers go to stdout, everything else to stderr. `run`, `chat`, `generate` and `
   keys and values of every earlier token;
 - the time from the prompt's arrival to its first token, and the most memory the process has had (by the kernel's count).
 
+A terminal too narrow for the line gets it in fewer words (`in`, `out`, `t/s`), with the same figures in the same order.
+
 Exit codes: 0, 1 something failed, 2 wrongly asked (one sentence says what to do), 130 stopped by Ctrl-C, 141 the reader of the
-output left. `--log-level debug` shows the traceback of an unexpected error.
+output left. `--log-level debug` shows where an error was raised, before its sentence.
 
 What is not given comes from the model's generation_config, then from the defaults below. Environment variables: `NANO_VLLM_CACHE`
 (`--cache-dir`), `NANO_VLLM_LOG_LEVEL` (`--log-level`), `NANO_VLLM_ISA` (`--isa`); a flag wins.

@@ -14,7 +14,27 @@ from .sampling.params import SamplingParams
 
 
 class AsyncLLM:
-    """An LLM whose answers are awaited. Loading blocks; `await AsyncLLM.load(…)` does it in a thread."""
+    """An LLM whose answers are awaited. Loading blocks; `await AsyncLLM.load(…)` does it in a thread.
+
+    Requests that wait at the same time share their steps:
+
+    ```python
+    import asyncio
+    from nano_vllm import AsyncLLM, SamplingParams
+
+    async def answer(llm, prompt):
+        pieces = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8))
+        return "".join([piece.text async for piece in pieces])
+
+    async def main():
+        async with await AsyncLLM.load("smollm2") as llm:
+            prompts = ["The capital of France is", [{"role": "user", "content": "Say hello."}]]
+            for text in await asyncio.gather(*(answer(llm, prompt) for prompt in prompts)):
+                print(text)
+
+    asyncio.run(main())
+    ```
+    """
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
         self.llm = LLM(model, **options)

@@ -22,6 +22,12 @@ class NanoVLLMError(Exception):
         self.what, self.why, self.mend = what, why, mend
         super().__init__(what, why, mend)
 
+    def about(self, subject: str) -> NanoVLLMError:
+        """This error, whose text now begins with what it is about."""
+        self.what = f"{subject}: {self.what}"
+        self.args = (self.what, self.why, self.mend)
+        return self
+
     def __str__(self) -> str:
         text = self.what if not self.why else f"{self.what}: {self.why}"
         return text if not self.mend else f"{text.rstrip('.')}. {self.mend}"

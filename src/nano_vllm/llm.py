@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -72,8 +72,7 @@ class LLM:
             priority: one for all, or one each; less is served sooner. For scheduler_policy "priority".
         """
         single = isinstance(prompts, (str, bytes, dict)) or _is_ids(prompts) or not np.iterable(prompts)
-        prompts = [prompts] if single else list(prompts)
-        return self._run([self._encode_prompt(p) for p in prompts], sampling_params, use_tqdm, priority)
+        return self._run(self._encode_prompt, [prompts] if single else list(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -91,16 +90,20 @@ class LLM:
         """
         several = isinstance(messages, (list, tuple)) and len(messages) > 0 and not isinstance(messages[0], dict)
         chats = messages if several else [messages]
-        return self._run([self._encode_chat(m, template) for m in chats], sampling_params, use_tqdm, 0)
+        return self._run(lambda chat: self._encode_chat(chat, template), chats, sampling_params, use_tqdm, 0)
 
-    def _run(self, prompts: list[tuple[str | None, list[int]]], params, use_tqdm: bool, priority) -> list[RequestOutput]:
+    def _run(self, encode: Callable, prompts: Sequence, params, use_tqdm: bool, priority) -> list[RequestOutput]:
         each_params = self._one_each(params if params is not None else self.default_sampling_params(), len(prompts), "params")
         priorities = self._one_each(priority, len(prompts), "priorities")
         updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
         answers: dict[str, Answer] = {}
         requests = []
-        for (text, ids), p, rank in zip(prompts, each_params, priorities):
-            request = self._request(ids, p, updates.put, rank)
+        for i, (prompt, p, rank) in enumerate(zip(prompts, each_params, priorities), 1):
+            try:
+                text, ids = encode(prompt)
+                request = self._request(ids, p, updates.put, rank)
+            except (PromptError, TemplateError) as error:
+                raise error if len(prompts) == 1 else error.about(f"prompt {i} of {len(prompts)}")
             requests.append(request)
             answers[request.id] = Answer(request, text, self.tokenizer)
         bar = _progress_bar(len(requests), use_tqdm)
@@ -213,7 +216,7 @@ class LLM:
             prompt = prompt["prompt_token_ids"]
             if np.iterable(prompt):
                 return None, list(prompt)
-        if _is_ids(prompt):
+        if _is_ids(prompt) or (isinstance(prompt, (list, tuple)) and not prompt):
             return None, list(prompt)
         mend = 'Give text, {"prompt": …} or {"prompt_token_ids": …}.'
         raise PromptError(f"a prompt of type {type(prompt).__name__} is not understood", "", mend)

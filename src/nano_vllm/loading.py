@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from . import registry
 from .engine.engine import Engine
-from .errors import BackendUnavailable, ModelFileError, OptionError
+from .errors import BackendUnavailable, ModelFileError, ModelNotFound, OptionError
 from .memory.machine import trim
 from .memory.plan import Plan, resolve
 from .model.program import Program, lower
@@ -98,7 +99,10 @@ def _check_read(options: Options, name: str, backend: ModuleType, passed: list[s
 
 def open_tokenizer(options: Options, opened: OpenedModel, program: Program) -> Tokenizer:
     if options.tokenizer is not None:
-        path = Path(options.tokenizer)
+        path = Path(os.path.expanduser(options.tokenizer))
+        if not os.path.exists(path):
+            name, mend = os.fspath(options.tokenizer), "Give a folder that has a tokenizer.json, or the file."
+            raise ModelNotFound(f"no tokenizer {name!r:.200}", "this file or folder does not exist", mend)
         tokenizer = Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_file(path)
     else:
         tokenizer = opened.tokenizer()

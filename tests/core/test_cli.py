@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -10,12 +11,12 @@ import sys
 import types
 from dataclasses import fields
 
-import numpy as np
 import pytest
 
-from nano_vllm import cli, perplexity, registry
-from nano_vllm.cli import _flags, _meter, _text, chat
+from nano_vllm import cli, registry
+from nano_vllm.cli import _flags, _meter, _terminal, _text, chat
 from nano_vllm.errors import NanoVLLMError, OptionError, PromptTooLong, UnknownOption
+from nano_vllm.memory.machine import format_bytes
 from nano_vllm.options import Options
 from nano_vllm.sampling.params import SamplingParams
 from nano_vllm.version import version
@@ -41,7 +42,7 @@ class FakeLLM:
         self.prompts: list = []
         self.params: list[SamplingParams] = []
         self.counted = {"weight_bytes": 1000, "kv_bytes_per_token": 10, "prompt_tokens": 0}
-        self.counted |= {"prefix_hit_tokens": 0, "steps": 0}
+        self.counted |= {"prefix_hit_tokens": 0, "scheduled_tokens": 0, "steps": 0}
         FakeLLM.made.append(self)
 
     def __enter__(self):
@@ -72,6 +73,7 @@ class FakeLLM:
         if count >= CONTEXT:
             raise PromptTooLong(f"prompt has {count} tokens", f"the context holds {CONTEXT}")
         self.counted["prompt_tokens"] += count
+        self.counted["scheduled_tokens"] += 2 if FakeLLM.stop_after == 0 else count
         self.counted["steps"] += 5
         words = self.words[: params.max_tokens]
         for i, word in enumerate(words):
@@ -185,6 +187,8 @@ def test_what_is_not_given_comes_from_the_model_and_run_is_bounded_by_the_contex
         (["run", "x", "--temperature", "nan"], "temperature"),
         (["run", "x", "--top-p", "2"], "top_p"),
         (["run", "two", "words"], "quotes"),
+        (["run", "--", "-x", "--seed", "1"], "options before it"),
+        (["help", "rum"], "mean 'run'?"),
         (["run"], "no prompt"),
         (["run", "x", "--raw", "--system", "y"], "--system"),
         (["chat", "--min-tokens", "5", "--max-tokens", "2"], "min_tokens"),
@@ -213,6 +217,21 @@ def test_unexpected_errors_are_one_line_and_a_traceback_only_when_debugging(caps
             cli.main(["run", "x", *words])
 
 
+def test_an_expected_error_is_its_sentence_when_debugging_too_and_the_traceback_comes_before(capsys, fake):
+    try:
+        raise NanoVLLMError("the disk is gone", "unplugged", "Plug it in.") from OSError("no such device")
+    except NanoVLLMError as error:
+        fake.fail = error
+    sentence = "nano-vllm: the disk is gone: unplugged. Plug it in.\n"
+    for words in ([], ["--log-level", "info"]):
+        assert cli.main(["run", "x", *words]) == 1
+        assert capsys.readouterr().err == sentence
+    assert cli.main(["run", "x", "--log-level", "debug"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("nano-vllm: debug: where the error below was raised\n") and err.endswith("\n" + sentence)
+    assert "Traceback" in err and "OSError: no such device\n" in err and "NanoVLLMError:" not in err
+
+
 def test_the_exit_code_is_the_errors_own(capsys, fake):
     fake.fail = NanoVLLMError("the disk is gone", "unplugged", "Plug it in.")
     assert cli.main(["run", "x"]) == 1
@@ -228,7 +247,7 @@ def test_run_streams_the_answer_and_ends_with_the_summary_on_stderr(capsys, fake
     assert out == "one two three four five\n"
     assert err.count("\n") == 1
     assert (
-        "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s), 0.0 GB/s weights and cache, first token after 0.500 s" in err
+        "5 prompt tokens (10.0 tok/s), 5 output tokens (2.0 tok/s), 0.0 GB/s weights and cache, first token after 500 ms" in err
     )
     assert "peak memory" in err or _meter.peak_memory() is None
     assert fake.made[0].prompts == [[{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b c"}]]
@@ -243,6 +262,21 @@ def test_argument_and_stdin_are_joined_by_a_blank_line(monkeypatch):
     monkeypatch.setattr(_text, "read_stdin", lambda: "the text")
     assert _text.prompt("Summarise:") == "Summarise:\n\nthe text"
     assert _text.prompt(None) == "the text"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="arguments are no bytes on Windows")
+def test_arguments_are_utf_8_in_every_locale(capsys, fake, monkeypatch):
+    for words in (
+        ["run", "h\udce9"],
+        ["generate", "a", "h\udce9"],
+        ["run", "x", "--system", "\udce9"],
+        ["chat", "--system", "\udce9"],
+    ):
+        assert "is not UTF-8 text" in refused(capsys, *words)
+    assert not fake.made
+    monkeypatch.setattr(os, "fsencode", lambda text: text.encode("ascii", "surrogateescape"))  # as in the locale C
+    assert _text.argument("h\udcc3\udca9", "the prompt") == "hé"
+    assert _text.argument("hé", "the prompt") == "hé"  # not from the command line
 
 
 def test_stdin_is_read_from_pipes_and_files_and_must_be_text(monkeypatch, tmp_path):
@@ -269,18 +303,35 @@ def test_ctrl_c_ends_run_with_the_summary_and_130(capsys, fake):
     assert fake.made[0].closed
 
 
+def test_ctrl_c_in_the_midst_of_a_prompt_counts_what_was_computed(capsys, fake):
+    fake.stop_after = 0
+    assert cli.main(["run", "a b c d e"]) == 130
+    err = capsys.readouterr().err
+    assert err.startswith("2 prompt tokens (") and "output" not in err
+
+
 def test_several_prompts_run_as_one_batch(capsys, fake):
     assert cli.main(["generate", "a", "b c", "--max-tokens", "2"]) == 0
     out, err = capsys.readouterr()
-    assert out == "one two\none two\n" and len(fake.made) == 1
-    summary = "3 prompt tokens (6.0 tok/s), 4 output tokens (1.0 tok/s), 0.0 GB/s weights and cache, first token after 0.500 s"
+    assert out == "==> 1: a <==\none two\n\n==> 2: b c <==\none two\n" and len(fake.made) == 1
+    summary = "3 prompt tokens (6.0 tok/s), 4 output tokens (1.0 tok/s), 0.0 GB/s weights and cache, first token after 500 ms"
     assert summary in err
 
 
 def test_of_several_prompts_the_one_that_failed_is_told_and_the_others_are_printed(capsys, fake):
     assert cli.main(["generate", "a", "b c d", "--max-tokens", "2"]) == 1
     out, err = capsys.readouterr()
-    assert out.startswith("one two\n") and "nano-vllm: prompt 2 failed: no token can be drawn\n" in err and "4 prompt" in err
+    assert "==> 1: a <==\none two\n" in out and "nano-vllm: prompt 2 failed: no token can be drawn\n" in err and "4 prompt" in err
+
+
+def test_one_prompt_has_no_heading_and_headings_are_one_short_line(capsys, fake):
+    from nano_vllm.cli.generate import heading
+
+    assert cli.main(["generate", "a", "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out == "one two\n"
+    for long in ("word\n" * 100, "é" * 100, ""):
+        line = heading(12, long)
+        assert "\n" not in line and len(line) <= 80 and line.startswith(f"==> 12: {long[:4]}") and line.endswith(" <==")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGPIPE")
@@ -318,6 +369,13 @@ def test_chat_keeps_the_history_and_ends_with_the_summary(monkeypatch, capsys, f
     assert err.count("\n") == 1 and "10 output tokens" in err
 
 
+def test_chat_without_stdin_ends_at_once(monkeypatch, capsys, fake):
+    """`nano-vllm chat <&-`: Python then has no stream at all."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["chat"]) == 0
+    assert capsys.readouterr().out == "" and fake.made[0].closed
+
+
 def test_chat_commands(monkeypatch, capsys, fake, tmp_path):
     file = tmp_path / "talk.md"
     lines = [
@@ -341,9 +399,17 @@ def test_chat_commands(monkeypatch, capsys, fake, tmp_path):
     assert file.read_text() == "**user**\n\nhello\n\n**assistant**\n\none two three four five\n\n\n"
 
 
+@pytest.mark.parametrize("forget", ["/reset", "/system be kind"])
+def test_save_does_not_write_an_empty_conversation_over_a_saved_one(forget, monkeypatch, capsys, fake, tmp_path):
+    file = tmp_path / "talk.md"
+    _, err = talk(monkeypatch, capsys, "hello", f"/save {file}", forget, f"/save {file}", argv=("--system", "s"))
+    assert file.read_text().endswith("one two three four five\n\n\n")
+    assert err.count("messages written") == 1 and f"(nothing has been said, so {file} was not written)" in err
+
+
 def test_save_says_what_is_wrong(monkeypatch, capsys, fake, tmp_path):
     names = [f"{tmp_path}/none/talk.md", str(tmp_path), "~nobody-has-this-name/x", "a\0b", "x" * 5000]
-    _, err = talk(monkeypatch, capsys, "/save", *(f"/save {name}" for name in names), "/help")
+    _, err = talk(monkeypatch, capsys, "hello", "/save", *(f"/save {name}" for name in names), "/help")
     assert "needs a file's name" in err and err.count("cannot write") == len(names) and chat.COMMANDS in err
 
 
@@ -392,120 +458,6 @@ def test_chat_says_that_the_context_is_full(monkeypatch, capsys, fake):
     assert "the context is full" not in err
 
 
-# --- the summary's arithmetic --------------------------------------------------------------------------------------------
-
-
-def test_rates_count_what_they_say():
-    meter = _meter.Meter(weight_bytes=10**9, kv_bytes_per_token=10**6)
-    meter.add([_meter.Counted(prompt=100, cached=20, output=11, first_s=0.5, last_s=2.5)], steps=12)
-    # 12 steps read the weights once each, and 10 of them 101 + … + 110 tokens of cache
-    read = 12 * 10**9 + 10**6 * sum(range(101, 111))
-    line = meter.line()
-    assert "100 prompt tokens (160 tok/s, 20 cached)" in line  # 80 computed in half a second
-    assert f"11 output tokens (5.0 tok/s), {read / 2.5 / 1e9:.1f} GB/s weights and cache, first token after 0.500 s" in line
-    meter.add([_meter.Counted(1, 0, 1, 0.1, 0.1)], steps=1)  # a single token has no time after it
-    assert "12 output tokens (5.0 tok/s)" in meter.line() and "first token after 0.300 s" in meter.line()
-
-
-def test_requests_that_share_their_steps_share_their_time():
-    meter = _meter.Meter(weight_bytes=10**9, kv_bytes_per_token=10**6)
-    failed = _meter.Counted(prompt=9, cached=0, output=0, first_s=0.1, last_s=0.1)
-    meter.add([_meter.Counted(10, 0, 3, 1.0, 2.0), _meter.Counted(20, 0, 5, 3.0, 5.0), failed], steps=8)
-    read = 8 * 10**9 + 10**6 * (11 + 12 + 21 + 22 + 23 + 24)
-    line = meter.line()
-    assert "39 prompt tokens (13.0 tok/s), 8 output tokens (1.5 tok/s)" in line  # in 3 s; 2 + 4 in the 4 s after the first second
-    assert f"{read / 5 / 1e9:.1f} GB/s weights and cache, first token after 2.000 s" in line
-
-
-def test_the_line_has_the_same_parts_where_nothing_is_generated():
-    assert _meter.Meter().line().startswith(
-        "0 prompt tokens (0 tok/s), 0 output tokens (0 tok/s), 0.0 GB/s weights and cache, no first token"
-    )
-    meter = _meter.Meter(weight_bytes=10**9)
-    meter.add([_meter.Counted(1000, 0, 0, 4.0, 4.0)], steps=6)
-    assert "1,000 prompt tokens (250 tok/s), 0 output tokens (0 tok/s), 1.5 GB/s weights and cache, no first" in meter.line()
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux tells the peak in /proc/self/status")
-def test_peak_memory_is_the_kernels():
-    """In a process of its own: a peak that other tests have left would hide this one."""
-    code = (
-        "from nano_vllm.cli._meter import peak_memory; import numpy; before = peak_memory(); "
-        "block = numpy.ones(64 << 20, numpy.uint8); del block; print(peak_memory() - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout) > 0.9 * (64 << 20)
-
-
-# --- perplexity ----------------------------------------------------------------------------------------------------------
-
-
-class Bigram:
-    """A session whose logits at a row depend on that row's id alone; keeps what it was asked."""
-
-    def __init__(self, vocabulary: int) -> None:
-        self.table = np.random.default_rng(1).normal(0, 3, (vocabulary, vocabulary)).astype(np.float32)
-        self.batches = []
-
-    def submit(self, batch):
-        self.batches.append(batch)
-        rows = batch.wanted[batch.want_logits]
-        result = types.SimpleNamespace(ids=np.full(len(batch.wanted), -1), logits=self.table[batch.tokens[rows]])
-        return types.SimpleNamespace(result=lambda: result)
-
-
-def expected(table, ids, window, bos=None):
-    """The definition, written the plain way."""
-    losses = []
-    for w in range(len(ids) // window):
-        text = list(ids[w * window : (w + 1) * window])
-        for p in range(window // 2, window - 1):
-            row = table[text[p]].astype(np.longdouble)
-            losses.append(float(np.log(np.exp(row).sum()) - row[text[p + 1]]))
-    mean = sum(losses) / len(losses)
-    square = sum(x * x for x in losses) / len(losses)
-    return math.exp(mean), len(losses), math.exp(mean) * math.sqrt((square - mean**2) / (len(losses) - 1))
-
-
-@pytest.mark.parametrize("window", [4, 7, 32, 33])
-@pytest.mark.parametrize("max_rows, max_wanted", [(512, 256), (5, 256), (512, 3), (5, 2)])
-def test_perplexity_is_the_definitions_however_windows_are_cut_into_steps(window, max_rows, max_wanted):
-    session, ids = Bigram(50), np.random.default_rng(0).integers(0, 50, 131)
-    steps = []
-    found = perplexity.perplexity(
-        session, ids, window, lambda *a: steps.append(a), block_size=16, max_rows=max_rows, max_wanted=max_wanted
-    )
-    value, tokens, error = expected(session.table, ids, window)
-    assert found.tokens == tokens and found.windows == len(ids) // window and found.steps == len(session.batches)
-    assert found.value == pytest.approx(value, rel=1e-9) and found.stderr == pytest.approx(error, rel=1e-6)
-    assert [s[:2] for s in steps] == [(w + 1, found.windows) for w in range(found.windows)] and steps[-1][2] == pytest.approx(
-        value
-    )
-    for batch in session.batches:
-        assert len(batch.tokens) <= max_rows and len(batch.wanted) <= max_wanted and batch.want_logits.all()
-        assert batch.starts.tolist() == [0, len(batch.tokens)] and batch.tokens.dtype == batch.positions.dtype == np.int32
-        assert batch.block_tables[0].shape == (1, -(-window // 16))
-    positions = np.concatenate([b.positions for b in session.batches])
-    assert positions.tolist() == list(range(window - 1)) * found.windows
-
-
-def test_a_beginning_of_text_takes_the_place_of_each_windows_first_token():
-    session, ids = Bigram(50), np.arange(1, 41)
-    perplexity.perplexity(session, ids, 8, bos=0)
-    assert [b.tokens[0] for b in session.batches] == [0] * 5 and [b.tokens[1] for b in session.batches] == [2, 10, 18, 26, 34]
-
-
-@pytest.mark.parametrize("window", [-1, 0, 3, 21])
-def test_impossible_windows_are_refused(window):
-    with pytest.raises(OptionError, match="window"):
-        perplexity.perplexity(Bigram(50), np.arange(20), window)
-
-
-def test_log_likelihoods_do_not_overflow():
-    logits = np.array([[1e4, -1e4, 0.0]], np.float32)
-    assert perplexity.log_likelihoods(logits, np.array([1]))[0] == pytest.approx(-2e4)
-
-
 # --- info ----------------------------------------------------------------------------------------------------------------
 
 
@@ -537,10 +489,26 @@ def test_info_tells_sizes_formats_plan_and_backends(capsys, opened):
     assert f"{sum(len(shape) == 2 for shape in shapes)} tensors" in out.split("  f16 ")[1].splitlines()[0]
     assert "gpt2, smollm; has a chat template" in out
     lines = [line.split(None, 2) for line in out.splitlines()]
+    attentions = [layer.attention for layer in opened.spec.layers]
+    size = format_bytes(7 * 16 * sum(2 * a.kv_heads * a.head_size * 4 for a in attentions))
+    assert f"cache {size} reserved; a block takes memory only when it is first used" in " ".join(out.split())
     assert ["num_blocks", "7", "num_blocks as asked"] in lines and ["max_model_len", "32", "as asked"] in lines
     assert [line.split()[0] for line in out.split("\nbackends\n")[1].splitlines() if line[2] != " "] == list(
         registry.names("backends")
     )
+
+
+def test_info_fits_a_terminal_and_is_cut_nowhere_else(capsys, opened, monkeypatch):
+    opened.path = opened.path / ("long-" * 10) / "model.gguf"
+    words = ["info", "--backend", "reference", "--num-blocks", "7"]
+    assert cli.main(words) == 0
+    whole = capsys.readouterr().out
+    assert max(map(len, whole.splitlines())) > 80 and f"{opened.path}\n" in whole
+    monkeypatch.setattr(_terminal, "columns", lambda stream: 80)
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert out.split() == whole.split()
+    assert [line for line in out.splitlines() if len(line) > 80 and line.split() != [str(opened.path)]] == []
 
 
 def test_info_says_why_there_is_no_plan(capsys, opened):
@@ -579,6 +547,40 @@ def test_help_lists_every_command():
     for name in registry.names("cli"):
         assert f"\n  {name} ".encode() in done.stdout
         assert command(name, "--help").returncode == 0
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in registry.names("cli"))], ids=lambda words: " ".join(words))
+def test_help_fits_80_columns(words, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        assert cli.main([*words, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 80
+    assert max(map(len, chat.COMMANDS.splitlines())) <= 80
+
+
+def test_help_of_a_command(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["help", "pull"])
+    assert capsys.readouterr().out.startswith("usage: nano-vllm pull ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such terminals")
+def test_columns_are_the_terminals_of_the_stream():
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    master, slave = pty.openpty()
+    for columns, told in ((80, 80), (0, None)):
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with open(slave, "w", closefd=False) as terminal:
+            assert _terminal.columns(terminal) == told
+    os.close(slave), os.close(master)
+    assert _terminal.columns(io.StringIO()) is None
+    with open(os.devnull, "w") as nothing:
+        assert _terminal.columns(nothing) is None
 
 
 def test_unknown_options_name_the_nearest():

@@ -178,6 +178,37 @@ def test_paths_that_cannot_be(name) -> None:
         resolve(name)
 
 
+@pytest.mark.parametrize(
+    "name, why, mend",
+    [
+        ("./models/tinny.gguf", "this file does not exist", "Did you mean 'models/tiny.gguf' or"),
+        ("models/Tiny-Q4.gguf", "this file does not exist", "Did you mean 'models/tiny-q8.gguf' or 'models/tiny.gguf'?"),
+        ("models/z.gguf", "this file does not exist", "Its folder holds 'models/tiny-q8.gguf', 'models/tiny.gguf'."),
+        ("./models/folders", "this file or folder does not exist", "Did you mean 'models/folder'?"),
+        ("z.gguf", "this file does not exist", "smollm2"),
+        ("./more/tiny.gguf", "there is no folder more", "smollm2"),
+        ("models/tiny.gguf/x.gguf/y", "this file or folder does not exist, since models/tiny.gguf is no folder", "smollm2"),
+        ("models/link.gguf", "it is a link to nowhere.gguf, which does not exist", "smollm2"),
+    ],
+)
+def test_a_path_that_does_not_exist_is_called_so_and_the_nearest_are_named(name, why, mend, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "folder").mkdir(parents=True)
+    for file in ("tiny.gguf", "tiny-q8.gguf", "other.txt"):
+        (tmp_path / "models" / file).touch()
+    (tmp_path / "models" / "link.gguf").symlink_to("nowhere.gguf")
+    with pytest.raises(ModelNotFound) as caught:
+        resolve(name)
+    assert caught.value.what == f"no model {name!r}" and caught.value.why == why and mend in caught.value.mend
+
+
+def test_an_absolute_path_is_told_as_it_was_typed(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf")
+    with pytest.raises(ModelNotFound) as caught:
+        resolve(str(tmp_path / "b.gguf"))
+    assert caught.value.mend == f"Its folder holds '{tmp_path / 'a.gguf'}'."
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX looks a user's home up")
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CACHE_HOME", "NANO_VLLM_CACHE"):
@@ -210,13 +241,15 @@ def snapshot(home: Path, repository: str) -> Path:
     return folder
 
 
-def hub(home: Path, *names: str, **environment: str) -> list[str]:
-    """What `resolve` says in a fresh process with HF_HOME."""
+def hub(home: Path, *names: str, folder: Path | None = None, **environment: str) -> list[str]:
+    """What `resolve` says in a fresh process with HF_HOME, in a folder."""
     import nano_vllm
 
     source = Path(nano_vllm.__file__).parent.parent
     environment |= {"HF_HOME": str(home), "PYTHONPATH": str(source), "PATH": "/usr/bin:/bin"}
-    run = subprocess.run([sys.executable, "-c", HUB, *names], env=environment, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", HUB, *names], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()
 
@@ -242,6 +275,15 @@ def test_hugging_face_ids_offline(tmp_path: Path) -> None:
     assert lines[:4] == [str(whole), str(sharded), str(ggufs / "a.gguf"), str(ggufs / "a.gguf")]
     for name, line in zip(names[4:], lines[4:], strict=True):
         assert line.startswith(f"ModelNotFound cannot fetch {name}") and "HF_HUB_OFFLINE" in line
+
+
+def test_what_could_be_an_id_or_a_path_is_told_as_both(tmp_path: Path) -> None:
+    """Where a folder of the first part's name lies here."""
+    (tmp_path / "org" / "tiny").mkdir(parents=True)
+    lines = hub(tmp_path / "home", "org/tinny", "org/none/x.gguf", "other/tinny", folder=tmp_path, HF_HUB_OFFLINE="1")
+    assert "network" in lines[0] and lines[0].endswith("; and this file or folder does not exist. Did you mean 'org/tiny'?")
+    assert "network" in lines[1] and "; and there is no folder org/none. Check" in lines[1]
+    assert "network" in lines[2] and "; and" not in lines[2]
 
 
 class FakeHub(BaseHTTPRequestHandler):

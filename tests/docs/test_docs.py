@@ -1,6 +1,6 @@
 """The documentation is true: its code runs, its links lead somewhere, docs/cli.md is what the commands say.
 
-The rule for code blocks in README.md, CONTRIBUTING.md and docs/*.md:
+The rule for code blocks in README.md, CONTRIBUTING.md, docs/*.md and the docstrings of the public names:
 
 - `python` blocks are run, each in a process of its own.
 - `bash` blocks are run line by line, except lines that begin with make or pip (with variables before it or not). Of those it is
@@ -10,6 +10,7 @@ The rule for code blocks in README.md, CONTRIBUTING.md and docs/*.md:
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -26,6 +27,11 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 BLOCKS = [(page, language, text) for page in PAGES for language, text in BLOCK.findall(page.read_text("utf-8"))]
+BLOCKS += [
+    (Path(name), language, text)
+    for name in nano_vllm.__all__
+    for language, text in BLOCK.findall(inspect.getdoc(getattr(nano_vllm, name)) or "")
+]
 
 
 def lines(language: str, built: bool) -> list:
@@ -65,7 +71,7 @@ def test_python_blocks_run(code, environment, tmp_path):
         [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert done.stdout.strip() and done.stdout.endswith("\n")
 
 
 @pytest.mark.parametrize("line", lines("bash", built=False))

@@ -222,6 +222,18 @@ def test_bad_requests_do_not_touch_good_ones(llm):
     assert llm.generate([[5] * 1023], SamplingParams(temperature=0), use_tqdm=False)[0].finish_reason == "length"
 
 
+def test_of_several_prompts_the_one_that_is_wrong_is_named(llm):
+    hello = [{"role": "user", "content": "hi"}]
+    for prompts in (["a", "", "c"], ["a", [], "c"], ["a", None, ""], ["a", [5] * 1024, "c"]):
+        with pytest.raises(PromptError, match="^prompt 2 of 3: "):
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+    with pytest.raises(PromptError, match="^prompt 2 of 2: message 0 "):
+        llm.chat([hello, [{"role": "user"}]], GREEDY, use_tqdm=False)
+    for alone in ("", [""], [[]]):
+        with pytest.raises(PromptError, match="^prompt is empty"):
+            llm.generate(alone, GREEDY, use_tqdm=False)
+
+
 def test_leaving_a_stream_frees_everything(llm):
     for _ in range(3):
         for piece in llm.stream("Once upon a time", SamplingParams(max_tokens=500, ignore_eos=True)):
@@ -261,6 +273,12 @@ def test_wrong_names():
         LLM("no-such-model-here")
 
 
+@pytest.mark.parametrize("path", ["./nope", "~/nope/tokenizer.json", "a" * 5000])
+def test_a_tokenizer_that_does_not_exist(smollm2_path, path):
+    with pytest.raises(ModelNotFound, match=f"no tokenizer '{path:.190}.*: this file or folder does not exist"):
+        LLM(str(smollm2_path), backend="cpu", tokenizer=path)
+
+
 def test_closing(smollm2_path):
     llm = LLM(str(smollm2_path), backend="cpu", max_model_len=512)
     pieces = llm.stream("Once", SamplingParams(max_tokens=400, ignore_eos=True))
@@ -289,6 +307,30 @@ def test_closing_gives_the_memory_back(smollm2_path):
     done = subprocess.run([sys.executable, "-c", MEMORY, str(smollm2_path)], capture_output=True, text=True, timeout=120)
     held = [int(line) for line in done.stdout.split()]
     assert len(held) == 4 and max(held) < smollm2_path.stat().st_size and held[3] < held[1] + 10e6, (held, done.stderr)
+
+
+RESERVED = """
+import sys
+from nano_vllm import LLM, SamplingParams
+def held():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+with LLM(sys.argv[1], backend=sys.argv[2], kv_cache_dtype="f16", num_blocks=4) as small:
+    small.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
+    before = held()
+with LLM(sys.argv[1], backend=sys.argv[2], kv_cache_dtype="f16", num_blocks=2000) as llm:
+    llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
+    print(held() - before, llm.plan.num_blocks * llm.plan.block_size * llm.stats()["kv_bytes_per_token"])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this system does not tell what a process holds")
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_cache_takes_memory_only_where_it_is_used(smollm2_path, backend):
+    """As `info` says. Of each layer's part a huge page may be taken, where the system gives them unasked."""
+    words = [sys.executable, "-c", RESERVED, str(smollm2_path), backend]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    more, reserved = map(int, done.stdout.split())
+    assert reserved > 700e6 and more < reserved / 4, done.stderr
 
 
 def test_async(smollm2_path):

@@ -43,7 +43,7 @@ def parser(command: str) -> Parser:
     for action in made._actions:
         if not action.option_strings:
             name = action.metavar or action.dest
-            words.append(f"[{name}]" if action.nargs in ("?", "*") else name)
+            words.append({"?": f"[{name}]", "*": f"[{name} ...]"}.get(action.nargs, name))
     made.usage = " ".join([made.prog, *words])
     return made
 
@@ -57,12 +57,16 @@ def parse(command: str, argv: list[str]) -> argparse.Namespace:
         if not flag.startswith("-"):
             raise OptionError(f"one argument too many, {flag!r}", "", "Put a text of several words in quotes.")
         flags = [f for action in made._actions for f in action.option_strings]
+        if flag in flags and "--" in argv:
+            raise OptionError(f"{flag} stands behind --", "what follows -- is text", "Put the options before it.")
         mend = registry.nearest(flag, flags) or f"See nano-vllm {command} --help."
         raise UnknownOption(f"{command} has no option {flag}", "", mend)
     return args
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["help"] and argv[1:]:
+        argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if argv else 2
@@ -114,12 +118,22 @@ def main(argv: list[str] | None = None) -> int:
         # The reader left (`| head`). What is still buffered must not raise again when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except NanoVLLMError as error:
+        if _debugging(argv):
+            print(_raised(error), file=sys.stderr)
+        print(f"nano-vllm: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
     except Exception as error:
         if _debugging(argv):
             raise
-        if isinstance(error, NanoVLLMError):
-            print(f"nano-vllm: {' '.join(str(error).split())}", file=sys.stderr)
-            return error.exit_code
         text = " ".join(str(error).split())
         print(f"nano-vllm: {type(error).__name__}: {text} (--log-level debug shows where)", file=sys.stderr)
         return 1
+
+
+def _raised(error: NanoVLLMError) -> str:
+    """Where an expected error was raised, and what led to it, without its own text: that follows as the sentence it always is."""
+    import traceback
+
+    text, own = traceback.format_exception(error), traceback.format_exception_only(error)
+    return "nano-vllm: debug: where the error below was raised\n" + "".join(text[: -len(own)]).rstrip()

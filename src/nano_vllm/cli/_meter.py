@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..memory.machine import format_bytes
+from . import _terminal
+
+# What makes the line shorter without taking a figure from it, one after the other until it fits a terminal.
+SHORTER = (
+    (" weights and cache", ""),
+    ("peak memory", "peak"),
+    ("first token after", "first"),
+    (" (prompt|output) tokens?", lambda found: {"prompt": " in", "output": " out"}[found[1]]),
+    ("tok/s", "t/s"),
+    ("peak ", ""),
+    ("first ", ""),
+    (" t/s", "/s"),
+    (r"(?<=\d),(?=\d)", ""),
+)
 
 
 def peak_memory() -> int | None:
@@ -33,6 +48,23 @@ def rate(count: float, seconds: float) -> str:
         return "0"
     value = count / seconds if seconds > 0 else 0.0
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def tokens(count: int, kind: str) -> str:
+    return f"{count:,} {kind} token{'s' * (count != 1)}"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+
+
+def fitted(line: str, width: int | None) -> str:
+    """The line in as many words as `width` columns hold; None: in all of them."""
+    for words, shorter in SHORTER:
+        if width is None or len(line) <= width:
+            break
+        line = re.sub(words, shorter, line)
+    return line
 
 
 class Counted(NamedTuple):
@@ -100,20 +132,24 @@ class Meter:
             self.read_bytes += self.kv_bytes_per_token * (later * request.prompt + later * (later + 1) / 2)
 
     def line(self) -> str:
-        """The summary, without a newline; the same parts for every command."""
-        cached = f", {self.cached_tokens:,} cached" if self.cached_tokens else ""
-        computed = rate(self.prompt_tokens - self.cached_tokens, self.prompt_s)
-        parts = [
-            f"{self.prompt_tokens:,} prompt tokens ({computed} tok/s{cached})",
-            f"{self.output_tokens:,} output tokens ({rate(self.later_tokens, self.output_s)} tok/s)",
-            f"{self.read_bytes / self.whole_s / 1e9 if self.whole_s else 0.0:.1f} GB/s weights and cache",
-            f"first token after {self.first_s / self.answered:.3f} s" if self.answered else "no first token",
-        ]
-        peak = peak_memory()
+        """The summary, without a newline; the same parts for every command. Those that its runs do not have are left out, such
+        as output where none was asked for."""
+        parts, peak = [], peak_memory()
+        if self.prompt_tokens:
+            cached = f", {self.cached_tokens:,} cached" if self.cached_tokens else ""
+            computed = rate(self.prompt_tokens - self.cached_tokens, self.prompt_s)
+            parts.append(f"{tokens(self.prompt_tokens, 'prompt')} ({computed} tok/s{cached})")
+        if self.answered:
+            parts.append(f"{tokens(self.output_tokens, 'output')} ({rate(self.later_tokens, self.output_s)} tok/s)")
+        if self.whole_s:
+            parts.append(f"{self.read_bytes / self.whole_s / 1e9:.1f} GB/s weights and cache")
+        if self.answered:
+            parts.append(f"first token after {duration(self.first_s / self.answered)}")
         return ", ".join(parts + ([f"peak memory {format_bytes(peak)}"] if peak else []))
 
     def tell(self) -> None:
-        print(self.line(), file=sys.stderr, flush=True)
+        if line := self.line():
+            print(fitted(line, _terminal.columns(sys.stderr)), file=sys.stderr, flush=True)
 
 
 class Answer:
@@ -147,9 +183,12 @@ class Answer:
 
     def _count(self) -> None:
         now = self.llm.stats()
-        prompt, cached, steps = (now[name] - self.before[name] for name in ("prompt_tokens", "prefix_hit_tokens", "steps"))
+        names = ("prompt_tokens", "prefix_hit_tokens", "scheduled_tokens", "steps")
+        prompt, cached, computed, steps = (now[name] - self.before[name] for name in names)
         if self.output is not None:
             self.meter.add([Counted.of(self.output)], steps)
         elif prompt:  # what was refused never began
             end = (self.last or time.perf_counter()) - self.begun
-            self.meter.add([Counted(prompt, cached, self.tokens, self.first - self.begun if self.first else end, end)], steps)
+            first = self.first - self.begun if self.first else end
+            done = prompt if self.first else min(prompt, cached + computed)  # it may have ended in the midst of its prompt
+            self.meter.add([Counted(done, cached, self.tokens, first, end)], steps)

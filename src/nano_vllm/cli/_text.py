@@ -19,6 +19,14 @@ def decode(data: bytes, name: str) -> str:
         raise OptionError(f"{name} is not UTF-8 text", why, "Convert it first (iconv).") from None
 
 
+def argument(text: str, name: str) -> str:
+    """An argument of the command line as UTF-8, whatever the locale says that its bytes are."""
+    try:
+        return decode(os.fsencode(text), name)
+    except UnicodeEncodeError:  # text that did not come from bytes
+        return text
+
+
 def read_file(path: str) -> str:
     """The text of a file; "-" is stdin."""
     if path == "-":
@@ -40,9 +48,9 @@ def read_stdin() -> str:
     return decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
 
 
-def prompt(argument: str | None) -> str:
+def prompt(given: str | None) -> str:
     """Argument, stdin, or both joined by a blank line (argument first)."""
-    parts = [part for part in (argument, read_stdin()) if part]
+    parts = [part for part in (given and argument(given, "the prompt"), read_stdin()) if part]
     if not parts:
         raise OptionError("no prompt", "", 'Give one as an argument ("..."), or pipe it in.')
     return "\n\n".join(parts)

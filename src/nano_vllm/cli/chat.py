@@ -16,7 +16,7 @@ COMMANDS = """\
 /reset        forget the conversation, keep the system message
 /system TEXT  set the system message and start over; without TEXT: none
 /save FILE    write the conversation to a file (Markdown)
-/exit         leave; so does Ctrl-D. Ctrl-C stops an answer and keeps what was said."""
+/exit         leave; so does Ctrl-D. Ctrl-C stops an answer and keeps its text."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +68,8 @@ class Chat:
     def save(self, name: str) -> None:
         if not name:
             return tell("/save needs a file's name")
+        if not any(message["role"] != "system" for message in self.messages):
+            return tell(f"(nothing has been said, so {name} was not written)")
         text = "".join(f"**{m['role']}**\n\n{m['content']}\n\n" for m in self.messages)
         try:
             Path(name).expanduser().write_text(text, "utf-8")
@@ -109,6 +111,8 @@ class Chat:
 
     def loop(self) -> None:
         """Reads lines until /exit or the end of input."""
+        if sys.stdin is None:  # closed by the caller (`<&-`)
+            return
         prompt = "> " if sys.stdin.isatty() else ""
         while True:
             try:
@@ -130,21 +134,23 @@ class Chat:
 
 def main(args: argparse.Namespace) -> int:
     """Talks until the end of input; answers reach up to the end of the context, unless --max-tokens is given."""
-    from . import _meter, _model
+    from . import _meter, _model, _text
 
     try:
         import readline  # noqa: F401  input() then edits lines and keeps their history
     except ImportError:
         pass
     given = _model.checked(args)
+    system = args.system and _text.argument(args.system, "the system message")
     with _model.loaded(args) as llm:
         meter = _meter.Meter.of(llm.stats())
-        chat = Chat(llm, _model.params(llm, given, max_tokens=None), meter, args.system)
-        if sys.stdin.isatty():
+        chat = Chat(llm, _model.params(llm, given, max_tokens=None), meter, system)
+        terminal = sys.stdin is not None and sys.stdin.isatty()
+        if terminal:
             context = f"{llm.options.model}, context {llm.plan.max_model_len:,} tokens."
             tell(f"{context} /help tells the commands, Ctrl-C stops an answer.")
         chat.loop()
-        if sys.stdin.isatty():
+        if terminal:
             print(file=sys.stderr)
         meter.tell()
     return 0

@@ -7,20 +7,31 @@ import sys
 
 from . import _flags
 
-HELP = "continue raw texts, without chat template; several run as one batch"
+HELP = "continue raw texts, no chat template; several run as one batch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompts", nargs="*", metavar="prompt", help="a text to continue; without any, stdin is the text")
+    parser.add_argument(
+        "prompts",
+        nargs="*",
+        metavar="prompt",
+        help="texts to continue; several answers have headings; without any, stdin is the text",
+    )
     _flags.add_generation(parser)
 
 
+def heading(number: int, prompt: str) -> str:
+    """The line before one of several continuations, as `head` and `tail` write it before one of several files."""
+    words = " ".join(prompt.split())
+    return f"==> {number}: {words if len(words) <= 60 else words[:59] + '…'} <=="
+
+
 def main(args: argparse.Namespace) -> int:
-    """Prints each continuation on lines of its own, in the order of the prompts; 1 where one of them failed."""
+    """Prints the continuation, or those of several prompts in their order with a heading each; 1 where one of them failed."""
     from . import _meter, _model, _text
 
     given = _model.checked(args)
-    prompts = args.prompts or [_text.prompt(None)]
+    prompts = [_text.argument(text, f"prompt {i}") for i, text in enumerate(args.prompts, 1)] or [_text.prompt(None)]
     code = 0
     with _model.loaded(args) as llm:
         meter = _meter.Meter.of(llm.stats())
@@ -32,8 +43,8 @@ def main(args: argparse.Namespace) -> int:
             before = llm.stats()["steps"]
             outputs = llm.generate(prompts, _model.params(llm, given))
             meter.add([_meter.Counted.of(output) for output in outputs], llm.stats()["steps"] - before)
-            for number, output in enumerate(outputs, 1):
-                print(output.text, flush=True)
+            for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), 1):
+                print("\n" * (number > 1) + heading(number, prompt), output.text, sep="\n", flush=True)
                 if output.error is not None:
                     print(f"nano-vllm: prompt {number} failed: {' '.join(str(output.error).split())}", file=sys.stderr)
                     code = 1

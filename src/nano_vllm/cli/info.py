@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from dataclasses import fields
 
 from ..errors import NanoVLLMError, OptionError
-from . import _flags
+from . import _flags, _terminal
 
-HELP = "what a model holds, what is planned for it, and what each backend says"
+HELP = "what a model holds, what is planned for it, what each backend says"
 WIDTH = 26
+RESERVED = "reserved; a block takes memory only when it is first used"  # as tests/golden/test_llm.py holds the backends to
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _flags.add(parser, "model and engine", _flags.model_flags())
 
 
-def line(name: str, text: str) -> None:
-    print(f"{name:<{WIDTH}}{text}".rstrip())
+def line(name: str, text: str, value: str = "") -> None:
+    """A name and a text, or a name, a value and the text that explains it; wrapped where stdout is a terminal."""
+    head = f"{name:<{WIDTH}}" + (f"{value:<10} " if value else "")
+    print(_terminal.hang(head, text, _terminal.columns(sys.stdout)))
 
 
 def describe(opened) -> None:
@@ -42,7 +46,7 @@ def describe(opened) -> None:
     line("parameters", f"{sum(_elements(info) for info in infos):,}")
     line("weights", format_bytes(sum(info.nbytes for info in infos)))
     for name, (count, nbytes) in sorted(formats(infos).items()):
-        line(f"  {name}", f"{count} tensors, {format_bytes(nbytes)}")
+        line(f"  {name}", f"{count} tensor{'s' * (count != 1)}, {format_bytes(nbytes)}")
     line("tokenizer", tokenizer(opened))
 
 
@@ -86,7 +90,8 @@ def tokenizer(opened) -> str:
 def plan(options, program) -> None:
     """The lines of the plan with their reasons, or why there is none."""
     from ..loading import choose_backend
-    from ..memory.plan import Plan, resolve
+    from ..memory.machine import format_bytes
+    from ..memory.plan import ITEMSIZE, Plan, resolve
 
     print("\nplan")
     try:
@@ -98,8 +103,9 @@ def plan(options, program) -> None:
         value = getattr(made, field.name)
         if field.name != "reasons" and value != "":
             shown = f"{value:,}" if isinstance(value, int) else str(value)
-            reason = made.reasons.get(field.name, "")
-            line(f"  {field.name}", f"{shown:<10} {reason}")
+            line(f"  {field.name}", made.reasons.get(field.name, ""), shown)
+    size = made.num_blocks * made.block_size * program.kv_elements_per_token() * ITEMSIZE[made.kv_cache_dtype]
+    line("  cache", RESERVED, format_bytes(size))
 
 
 def backends(options) -> None:

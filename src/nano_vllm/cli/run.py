@@ -8,7 +8,7 @@ import sys
 from ..errors import OptionError
 from . import INTERRUPTED, _flags
 
-HELP = "answer a prompt, streaming; the prompt is an argument, stdin, or both"
+HELP = "answer a prompt, streaming; it is an argument, stdin, or both"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,7 @@ def main(args: argparse.Namespace) -> int:
         raise OptionError("--system needs the chat template", "--raw leaves it out", "Put the system text into the prompt.")
     given = _model.checked(args)
     prompt = _text.prompt(args.prompt)
+    args.system = args.system and _text.argument(args.system, "the system message")
     with _model.loaded(args) as llm:
         meter = _meter.Meter.of(llm.stats())
         answer = _meter.Answer(llm, stream(llm, args, prompt, _model.params(llm, given, max_tokens=None)), meter)

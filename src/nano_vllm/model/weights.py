@@ -120,8 +120,8 @@ def architecture(names: list[str]) -> ModuleType:
             if name in module.NAMES:
                 return module
     known = ", ".join(sorted(name for module in modules for name in module.NAMES))
-    said = " or ".join(map(repr, names)) or "no name in its config"
-    raise UnsupportedModel(f"the architecture {said} is not supported", f"supported are {known}")
+    said = f"the architecture {' or '.join(map(repr, names))} is not supported" if names else "the config names no architecture"
+    raise UnsupportedModel(said, f"supported are {known}")
 
 
 def _names(value: object) -> list[str]:

@@ -11,6 +11,7 @@ from .. import registry
 from ..errors import ModelNotFound
 from ..options import Options
 from . import catalog
+from .nearest import missing
 from .safetensors import INDEX, SINGLE
 
 WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model"]
@@ -23,7 +24,8 @@ def resolve(model: str, options: Options | None = None) -> Path:
     """The folder or .gguf file that `model` means. An alias wins over a folder of its name (write ./name for that).
 
     A Hugging Face id is `org/name` for a folder of safetensors, `org/name:file.gguf` or `org/name/file.gguf` for a file of
-    that repository. The Hugging Face cache is tried first and without a network; HF_HOME and HF_HUB_OFFLINE hold.
+    that repository; `name/file.gguf` is a path. The Hugging Face cache is tried first and without a network; HF_HOME and
+    HF_HUB_OFFLINE hold.
 
     Raises:
         ModelNotFound: nothing answers to the name, or it cannot be fetched; with the mend.
@@ -43,15 +45,27 @@ def resolve(model: str, options: Options | None = None) -> Path:
         why = getattr(error, "strerror", None) or str(error)
         raise ModelNotFound(f"no model {model!r:.200}", why, "Check the path and its permissions.") from None
     found = REPOSITORY.fullmatch(model)
-    if not found:
-        aliases = ", ".join(catalog.ALIASES)
-        mend = (
-            registry.nearest(model, catalog.ALIASES)
-            or f"Give a folder, a .gguf file, org/name of Hugging Face, or an alias: {aliases}."
-        )
-        raise ModelNotFound(f"no model {model!r}", "it is no alias, no path that exists, and no Hugging Face id", mend)
-    revision = options.revision if options else None
-    return _hub_file(found[1], found[2], revision) if found[2] else _hub_folder(found[1], revision)
+    if found and not (found[2] is None and model.endswith(".gguf")):
+        try:
+            revision = options.revision if options else None
+            return _hub_file(found[1], found[2], revision) if found[2] else _hub_folder(found[1], revision)
+        except ModelNotFound as error:
+            if not Path(path.parts[0]).is_dir():
+                raise
+            why, mend = missing(model, path)  # it may as well have been meant as a path
+            raise ModelNotFound(error.what, f"{error.why}; and {why}", mend or error.mend) from None
+    if _means_a_path(model):
+        why, mend = missing(model, path)
+    else:
+        why = "it is no alias, no path that exists, and no Hugging Face id"
+        mend = registry.nearest(model, catalog.ALIASES)
+    forms = f"Give a folder, a .gguf file, org/name of Hugging Face, or an alias: {', '.join(catalog.ALIASES)}."
+    raise ModelNotFound(f"no model {model!r}", why, mend or forms)
+
+
+def _means_a_path(model: str) -> bool:
+    """Not what could be a misspelt alias or Hugging Face id."""
+    return model.endswith(".gguf") or (":" not in model and any(mark in model for mark in {"/", os.sep, "~"}))
 
 
 def _inside(folder: Path) -> Path:
