@@ -91,7 +91,7 @@ def plan(options, program) -> None:
     """The lines of the plan with their reasons, or why there is none."""
     from ..loading import choose_backend
     from ..memory.machine import format_bytes
-    from ..memory.plan import ITEMSIZE, Plan, resolve
+    from ..memory.plan import Plan, kv_bytes_per_token, resolve
 
     print("\nplan")
     try:
@@ -104,7 +104,7 @@ def plan(options, program) -> None:
         if field.name != "reasons" and value != "":
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             line(f"  {field.name}", made.reasons.get(field.name, ""), shown)
-    size = made.num_blocks * made.block_size * program.kv_elements_per_token() * ITEMSIZE[made.kv_cache_dtype]
+    size = made.num_blocks * made.block_size * kv_bytes_per_token(program, made.kv_cache_dtype)
     line("  cache", RESERVED, format_bytes(size))
 
 
