@@ -18,7 +18,6 @@ from nano_vllm.memory.machine import usable_cpus
 
 THREADS = min(2, usable_cpus())
 ISAS = _native.instruction_sets()
-FAST = [isa for isa in ISAS if isa != "generic"]  # generic takes half a minute where these take a second: it gets a selection
 NEW = 6
 
 
@@ -85,7 +84,7 @@ def opened(path, isa: str, **options) -> LLM:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("isa", FAST)
+@pytest.mark.parametrize("isa", ISAS)
 def test_same_bits(isa, variant, smollm2_path, expected):
     with opened(smollm2_path, isa, **VARIANTS[variant]) as llm:
         assert hashes(llm, prompts() * (2 if variant == "batch of all" else 1), together=True)[: len(expected)] == expected
@@ -93,7 +92,7 @@ def test_same_bits(isa, variant, smollm2_path, expected):
             assert llm.stats()["preemptions"] > 0
 
 
-@pytest.mark.parametrize("isa", FAST)
+@pytest.mark.parametrize("isa", ISAS)
 def test_same_bits_cold_and_warm_cache(isa, smollm2_path, expected):
     with opened(smollm2_path, isa) as llm:
         assert hashes(llm, prompts(), together=False) == expected
@@ -103,23 +102,8 @@ def test_same_bits_cold_and_warm_cache(isa, smollm2_path, expected):
 
 
 @pytest.mark.parametrize("options", [{"max_num_batched_tokens": 2048, "threads": 1}, {"block_size": 1024}], ids=str)
-@pytest.mark.parametrize("isa", FAST)
+@pytest.mark.parametrize("isa", ISAS)
 def test_same_bits_of_a_long_prompt(isa, options, smollm2_path, expected_long):
     """1,500 tokens, whole or in chunks of 512, and again as a cache hit."""
     with opened(smollm2_path, isa, **options) as llm:
         assert hashes(llm, [LONG, LONG], together=False, new=2) == [expected_long] * 2
-
-
-@pytest.mark.skipif("generic" not in ISAS, reason="this build has no generic kernels")
-@pytest.mark.parametrize(
-    "options",
-    [{"max_num_batched_tokens": 16}, {"block_size": 64, "threads": 1}, {"num_blocks": 9, "max_num_batched_tokens": 64}],
-    ids=str,
-)
-def test_same_bits_on_generic_kernels(options, smollm2_path, expected):
-    """A batch, cold and warm, of prompts that end at borders and behind them; the small pool preempts."""
-    some = [3, 6, 7]
-    with opened(smollm2_path, "generic", **options) as llm:
-        for _ in range(2):
-            assert hashes(llm, [prompts()[i] for i in some], together=True) == [expected[i] for i in some]
-        assert llm.stats()["preemptions"] > 0 or "num_blocks" not in options
