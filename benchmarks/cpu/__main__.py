@@ -26,11 +26,12 @@ from nano_vllm.options import cache_dir
 from . import report
 from .ceilings import int8_peak, read_bandwidth
 from .engines import ENGINES, OURS
-from .models import NAMES, multiply_adds, prepare
+from .models import KNOWN, NAMES, multiply_adds, prepare
 from .plot import svg
 from .workloads import GROUPS, Line, Sizes, draw, figure, lines
 
 ROOT = Path(__file__).parents[2]
+DEFAULT = f"default the first {len(NAMES)}, of --quick the first"
 
 
 class Worker:
@@ -104,7 +105,7 @@ def measure(name: str, path: Path, args: argparse.Namespace, wanted: list[Line],
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--models", nargs="+", default=[], help=f"of {', '.join(NAMES)}, or GGUF files; default all these, of --quick the first")
+    add("--models", nargs="+", default=[], help=f"of {', '.join(KNOWN)}, or GGUF files; {DEFAULT}")
     add("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="parts of the table")
     add("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     add("--threads", type=int, default=usable_cpus())
@@ -117,8 +118,8 @@ def arguments() -> argparse.Namespace:
     add("--plot", type=Path, help="SVG file for the scaling of the first model")
     args = parser.parse_args()
     args.models = args.models or list(NAMES[:1] if args.quick else NAMES)
-    if unknown := [m for m in args.models if m not in NAMES and not Path(m).is_file()]:
-        parser.error(f"no model {unknown[0]!r}: it is one of {', '.join(NAMES)}, or a file")
+    if unknown := [m for m in args.models if m not in KNOWN and not Path(m).is_file()]:
+        parser.error(f"no model {unknown[0]!r}: it is one of {', '.join(KNOWN)}, or a file")
     if args.plot and "scaling" not in args.only:
         parser.error("--plot shows scaling, which --only leaves out")
     return args
@@ -136,7 +137,7 @@ def main() -> None:
     print(f"reads {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, multiplies int8 {ceilings['int8_per_s'] / 1e9:.0f} G/s", flush=True)
     results = []
     for name, path in paths.items():
-        results.append(measure(name if name in NAMES else path.name, path, args, wanted, sizes))
+        results.append(measure(name if name in KNOWN else path.name, path, args, wanted, sizes))
         print("\n" + report.table(results[-1], wanted, [e for e in args.engines if e != OURS], ceilings, sizes), flush=True)
         if args.json:
             whole = {"threads": args.threads, "quick": args.quick, "ceilings": ceilings, "results": results}

@@ -20,7 +20,7 @@ from .models import numbers, write_gguf
 
 SIZES = workloads.Sizes()
 LINES = {line.key: line for line in workloads.lines(SIZES, list(workloads.GROUPS))}
-SHAPE = models.Shape(hidden=64, mlp=96, layers=2, heads=4, kv_heads=2, head_size=32, vocabulary=60)
+SHAPE = models.Shape(hidden=256, mlp=96, layers=2, heads=4, kv_heads=2, head_size=32, vocabulary=60)
 FACTS = {"weight_bytes": 90e6, "kv_bytes_per_token": 50_000, "layers": 10**8, "head": 512 * 10**8, "logits_sha256": "abc"}
 CEILINGS = {"bytes_per_s": 20e9, "int8_per_s": 400e9}
 
@@ -187,15 +187,15 @@ def test_random_files(kind, vocabulary, tmp_path):
             assert (values == 1).all()
         else:
             embedding = name == "token_embd.weight" and kind == "Q4_0"
-            assert tensor.tensor_type == (Type.Q8_0 if embedding else Type[kind])
-            assert values.std() == pytest.approx(0.02, rel=0.25)
+            assert tensor.tensor_type == (Type.Q6_K if embedding else Type[kind])
+            assert np.isfinite(values).all() and values.std() == pytest.approx(0.02, rel=0.25)
             # nibbles are −8 to 7: half a step below 0 on average
             assert values.mean() == pytest.approx(-0.5 * 0.02 / 4.6 if tensor.tensor_type == Type.Q4_0 else 0, abs=1e-3)
             assert len(np.unique(values[0])) > 10 and not np.array_equal(values[0], values[1])
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
     assert len(tokens) == len(set(tokens)) == SHAPE.vocabulary
-    layer = 64 * 128 * 2 + 64 * 64 * 2 + 3 * 64 * 96
-    assert models.multiply_adds(path) == (2 * layer, 60 * 64)
+    layer = 256 * 128 * 2 + 256 * 64 * 2 + 3 * 256 * 96
+    assert models.multiply_adds(path) == (2 * layer, 60 * 256)
     open_model(path)  # raises where a parameter is missing or of a wrong shape
 
 
