@@ -1,11 +1,11 @@
-"""Nano-vLLM beside llama.cpp and OpenVINO GenAI on the CPU.
+"""Nano-vLLM beside llama.cpp, its server and OpenVINO GenAI on the CPU.
 
     python -m benchmarks.cpu [--models m1-q4_1 FILE.gguf …] [--only decode prefill …] [--quick] [--json FILE] [--plot FILE.svg]
 
 Run it from the repository's folder, on a machine that does nothing else. Each engine lives in its own process; only one works at
 a time, in turn, on the same fresh prompts, so that a machine whose speed drifts treats all alike. What the machine can do is
-measured first. A ratio above 1 means that Nano-vLLM is faster. llama-cpp-python's part is one stream: requests at once are
-llama-server's, which its package does not bring.
+measured first. A ratio above 1 means that Nano-vLLM is faster. llama-cpp-python's part is one stream; requests at once are
+llama-server's, which `make llama-server` builds from the same source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nano_vllm.options import cache_dir
 
 from . import report
 from .ceilings import int8_peak, read_bandwidth
-from .engines import ENGINES, OURS
+from .engines import ENGINES, OURS, serves
 from .models import KNOWN, NAMES, multiply_adds, prepare
 from .plot import svg
 from .workloads import GROUPS, Line, Sizes, draw, figure, lines
@@ -70,11 +70,11 @@ def run_all(workers: list[Worker], wanted: list[Line], sizes: Sizes) -> tuple[di
     rng = np.random.default_rng(time.time_ns())
     figures = {line.key: {w.engine: [] for w in workers} for line in wanted}
     hits = {"fresh": 0, "shared": 0}
-    for run in dict.fromkeys(line.run for line in wanted):
+    for run, group in {line.run: line.group for line in wanted}.items():
         print(f"… {run}", file=sys.stderr, flush=True)
         for repeat in range(-1, sizes.repeats):  # the first warms up and does not count
             phases = draw(run, sizes, rng)
-            for worker in (w for w in workers if w.absent is None):
+            for worker in (w for w in workers if w.absent is None and serves(w.engine, [group])):
                 answers = [worker(phase) for phase in phases]
                 if None in answers:
                     continue
@@ -89,7 +89,8 @@ def measure(name: str, path: Path, args: argparse.Namespace, wanted: list[Line],
     most = max(sizes.batch, sizes.sharing, *sizes.scaling)
     settings = {"model": str(path), "threads": args.threads, "longest": sizes.longest_request, "requests": most}
     pythons = {"OpenVINO": args.openvino}
-    workers = [Worker(pythons.get(engine, sys.executable), engine, settings) for engine in args.engines]
+    more = {"llama-server": {"binary": args.llama_server}}
+    workers = [Worker(pythons.get(e, sys.executable), e, settings | more.get(e, {})) for e in args.engines]
     try:
         figures, hits = run_all(workers, wanted, sizes)
         facts = dict(zip(("layers", "head"), multiply_adds(path)))
@@ -99,7 +100,15 @@ def measure(name: str, path: Path, args: argparse.Namespace, wanted: list[Line],
             worker.close()
     absent = {w.engine: w.absent for w in workers if w.absent is not None}
     size = path.stat().st_size / 1e6
-    return {"model": name, "megabytes": size, "figures": figures, "facts": facts, "hits": hits, "absent": absent}
+    return {
+        "model": name,
+        "megabytes": size,
+        "engines": args.engines,
+        "figures": figures,
+        "facts": facts,
+        "hits": hits,
+        "absent": absent,
+    }
 
 
 def arguments() -> argparse.Namespace:
@@ -112,8 +121,9 @@ def arguments() -> argparse.Namespace:
     add("--repeats", type=int, help="of each measurement, default 5; --quick 1")
     add("--quick", action="store_true", help="small sizes, to see that all works; not to be quoted")
     add("--folder", type=Path, default=cache_dir() / "benchmarks", help="where the files that it makes are kept")
-    local = ROOT / ".venv/openvino/bin/python"
-    add("--openvino", default=str(local) if local.exists() else sys.executable, help="the Python that has openvino-genai")
+    openvino, server = ROOT / ".venv/openvino/bin/python", ROOT / ".venv/bin/llama-server"
+    add("--openvino", default=str(openvino) if openvino.exists() else sys.executable, help="the Python that has openvino-genai")
+    add("--llama-server", default=str(server) if server.exists() else None, metavar="PATH", help="llama.cpp's server")
     add("--json", type=Path, help="file for all figures")
     add("--plot", type=Path, help="SVG file for the scaling of the first model")
     args = parser.parse_args()
@@ -122,6 +132,7 @@ def arguments() -> argparse.Namespace:
         parser.error(f"no model {unknown[0]!r}: it is one of {', '.join(KNOWN)}, or a file")
     if args.plot and "scaling" not in args.only:
         parser.error("--plot shows scaling, which --only leaves out")
+    args.engines = [engine for engine in args.engines if serves(engine, args.only)]
     return args
 
 
@@ -138,7 +149,7 @@ def main() -> None:
     results = []
     for name, path in paths.items():
         results.append(measure(name if name in KNOWN else path.name, path, args, wanted, sizes))
-        print("\n" + report.table(results[-1], wanted, [e for e in args.engines if e != OURS], ceilings, sizes), flush=True)
+        print("\n" + report.table(results[-1], wanted, ceilings, sizes), flush=True)
         if args.json:
             whole = {"threads": args.threads, "quick": args.quick, "ceilings": ceilings, "results": results}
             args.json.write_text(json.dumps(whole, indent=1))

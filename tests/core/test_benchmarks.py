@@ -27,7 +27,8 @@ CEILINGS = {"bytes_per_s": 20e9, "int8_per_s": 400e9}
 
 def result(**changes) -> dict:
     made = {
-        "model": "m1-q4_1", "megabytes": 98.0, "facts": FACTS, "absent": {}, "hits": {"fresh": 0, "shared": 3},
+        "model": "m1-q4_1", "megabytes": 98.0, "engines": ["nano-vllm", "llama.cpp", "OpenVINO"], "facts": FACTS, "absent": {},
+        "hits": {"fresh": 0, "shared": 3},
         "figures": {
             "decode": {"nano-vllm": [190.0, 200.0, 1.0], "llama.cpp": [100.0, 80.0, 120.0], "OpenVINO": [50.0]},
             "first_token": {"nano-vllm": [60.0], "llama.cpp": [90.0], "OpenVINO": []},
@@ -39,7 +40,7 @@ def result(**changes) -> dict:
 
 def test_a_table_has_medians_ratios_and_fractions():
     wanted = [LINES[key] for key in ("decode", "first_token", "prefill_512")]
-    rows = report.table(result(), wanted, ["llama.cpp", "OpenVINO"], CEILINGS, SIZES).splitlines()
+    rows = report.table(result(), wanted, CEILINGS, SIZES).splitlines()
     # 190 tok/s × (90 MB + 192 tokens × 50 kB) = 18.9 GB/s of 20
     assert rows[1].split() == "decode, one stream, tok/s 190.0 100.0 1.90 50.0 3.80 18.9 GB/s, 95 % of the bandwidth".split()
     assert rows[2].split() == "first token of 128, ms 60.0 90.0 1.50 – –".split()
@@ -51,7 +52,7 @@ def test_a_table_has_medians_ratios_and_fractions():
 def test_what_is_absent_is_told():
     why = {"OpenVINO": f"not installed (openvino): {engines.INSTALL['OpenVINO']}"}
     figures = {"decode": {"nano-vllm": [10.0], "llama.cpp": [5.0]}}
-    text = report.table(result(absent=why, figures=figures), [LINES["decode"]], ["llama.cpp", "OpenVINO"], CEILINGS, SIZES)
+    text = report.table(result(absent=why, figures=figures), [LINES["decode"]], CEILINGS, SIZES)
     assert text.splitlines()[1].split()[4:] == ["10.0", "5.00", "2.00", "–", "–", *"1.0 GB/s, 5 % of the bandwidth".split()]
     assert "OpenVINO: not installed" in text and "pip install openvino-genai" in text
 
@@ -132,6 +133,16 @@ def test_a_worker_says_what_is_missing_and_what_failed(monkeypatch, capsys):
     engines.work("broken", settings)
     ready, answer, failed = map(json.loads, capsys.readouterr().out.splitlines())
     assert ready == {"ready": True} and answer == {"tokens": 5} and "ZeroDivisionError" in failed["absent"]
+
+
+def test_an_engine_is_asked_for_its_groups_alone():
+    ours, server = Told("nano-vllm", 1.0), Told("llama-server", 2.0)
+    wanted = [LINES[key] for key in ("decode", "prefill_512", "scaling_1")]
+    assert [line.group for line in wanted] == ["decode", "prefill", "scaling"]
+    figures, _ = main.run_all([ours, server], wanted, SIZES.with_repeats(1))
+    assert figures["scaling_1"] == {"nano-vllm": [128.0], "llama-server": [64.0]}
+    assert figures["decode"]["llama-server"] == figures["prefill_512"]["llama-server"] == []
+    assert (len(ours.phases), len(server.phases)) == (6, 2)
 
 
 def test_a_plot_has_its_points_in_order():
