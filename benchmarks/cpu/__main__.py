@@ -1,4 +1,4 @@
-"""Nano-vLLM beside llama.cpp, its server and OpenVINO GenAI on the CPU.
+"""Nano-vLLM beside llama.cpp, its server, OpenVINO GenAI and onnxruntime-genai on the CPU.
 
     python -m benchmarks.cpu [--models m1-q4_1 FILE.gguf …] [--only decode prefill …] [--quick] [--json FILE] [--plot FILE.svg]
 
@@ -31,6 +31,7 @@ from .plot import svg
 from .workloads import GROUPS, Line, Sizes, draw, figure, lines
 
 ROOT = Path(__file__).parents[2]
+ONNX = "m1-q4_1"  # the file from whose numbers onnxruntime's model is made
 DEFAULT = f"default the first {len(NAMES)}, of --quick the first"
 
 
@@ -88,9 +89,10 @@ def run_all(workers: list[Worker], wanted: list[Line], sizes: Sizes) -> tuple[di
 def measure(name: str, path: Path, args: argparse.Namespace, wanted: list[Line], sizes: Sizes) -> dict:
     most = max(sizes.batch, sizes.sharing, *sizes.scaling)
     settings = {"model": str(path), "threads": args.threads, "longest": sizes.longest_request, "requests": most}
-    pythons = {"OpenVINO": args.openvino}
-    more = {"llama-server": {"binary": args.llama_server}}
-    workers = [Worker(pythons.get(e, sys.executable), e, settings | more.get(e, {})) for e in args.engines]
+    pythons = {"OpenVINO": args.openvino, "onnxruntime": args.onnx}
+    more = {"llama-server": {"binary": args.llama_server}, "onnxruntime": {"folder": str(args.folder / f"{name}-onnx-int4")}}
+    engines = [e for e in args.engines if e != "onnxruntime" or name == ONNX]
+    workers = [Worker(pythons.get(e, sys.executable), e, settings | more.get(e, {})) for e in engines]
     try:
         figures, hits = run_all(workers, wanted, sizes)
         facts = dict(zip(("layers", "head"), multiply_adds(path)))
@@ -103,7 +105,7 @@ def measure(name: str, path: Path, args: argparse.Namespace, wanted: list[Line],
     return {
         "model": name,
         "megabytes": size,
-        "engines": args.engines,
+        "engines": engines,
         "figures": figures,
         "facts": facts,
         "hits": hits,
@@ -121,8 +123,10 @@ def arguments() -> argparse.Namespace:
     add("--repeats", type=int, help="of each measurement, default 5; --quick 1")
     add("--quick", action="store_true", help="small sizes, to see that all works; not to be quoted")
     add("--folder", type=Path, default=cache_dir() / "benchmarks", help="where the files that it makes are kept")
-    openvino, server = ROOT / ".venv/openvino/bin/python", ROOT / ".venv/bin/llama-server"
-    add("--openvino", default=str(openvino) if openvino.exists() else sys.executable, help="the Python that has openvino-genai")
+    python = {n: str(path) if (path := ROOT / f".venv/{n}/bin/python").exists() else sys.executable for n in ("openvino", "onnx")}
+    add("--openvino", default=python["openvino"], metavar="PYTHON", help="the Python that has openvino-genai")
+    add("--onnx", default=python["onnx"], metavar="PYTHON", help="the Python that has onnxruntime-genai")
+    server = ROOT / ".venv/bin/llama-server"
     add("--llama-server", default=str(server) if server.exists() else None, metavar="PATH", help="llama.cpp's server")
     add("--json", type=Path, help="file for all figures")
     add("--plot", type=Path, help="SVG file for the scaling of the first model")

@@ -17,6 +17,7 @@ import time
 import numpy as np
 
 from .llama_server import LlamaServer
+from .onnx_genai import OnnxGenAI
 from .workloads import GROUPS
 
 OURS = "nano-vllm"
@@ -127,14 +128,16 @@ class OpenVINO:
         return {"seconds": seconds, "first_s": seconds if first is None else first, "tokens": tokens}
 
 
-ENGINES = {OURS: Nano, "llama.cpp": Llama, "llama-server": LlamaServer, "OpenVINO": OpenVINO}
+ENGINES = {OURS: Nano, "llama.cpp": Llama, "llama-server": LlamaServer, "OpenVINO": OpenVINO, "onnxruntime": OnnxGenAI}
 # Groups that an engine is asked for; others are asked for all.
-SERVES = {"llama-server": ("batch", "shared", "scaling")}
+SERVES = {"llama-server": ("batch", "shared", "scaling"), "onnxruntime": ("decode", "prefill")}
 INSTALL = {
     OURS: "pip install .",
     "llama.cpp": 'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python ".[bench]"',
     "llama-server": "`make llama-server` builds it from llama-cpp-python's source; or name one that you have with --llama-server",
     "OpenVINO": "python -m venv .venv/openvino && .venv/openvino/bin/pip install openvino-genai==2026.4.1",
+    "onnxruntime": "python -m venv .venv/onnx && .venv/onnx/bin/pip install onnxruntime-genai==0.18.0 onnx-ir torch==2.13.0 "
+    "transformers==5.24.0 accelerate gguf==0.19.0",
 }
 
 

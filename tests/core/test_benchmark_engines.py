@@ -60,3 +60,10 @@ def test_a_server_gets_a_phase_at_once_and_is_kept_while_it_has_room(tmp_path):
 def test_without_a_server_it_is_said_how_to_get_one(capsys):
     engines.work("llama-server", {"model": "m", "threads": 1, "longest": 9, "requests": 1, "binary": None})
     assert "make llama-server" in json.loads(capsys.readouterr().out)["absent"]
+
+
+def test_without_onnxruntime_it_is_said_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
+    engines.work("onnxruntime", {"model": "m", "threads": 1, "longest": 9, "requests": 1, "folder": "f"})
+    absent = json.loads(capsys.readouterr().out)["absent"]
+    assert "not installed (onnxruntime_genai)" in absent and "pip install onnxruntime-genai==" in absent
