@@ -3,7 +3,7 @@
     python benchmarks/idle.py [--model smollm2] [--seconds 30] [--threads N]
 
 Opens an AsyncLLM, serves eight requests at once, then lets its event loop sleep. Less than one percent of one core is asked for:
-the command fails at more. Unix alone counts the waking.
+the command fails at more. For Unix.
 """
 
 from __future__ import annotations
