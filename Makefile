@@ -16,7 +16,7 @@ REQUIREMENTS = $(BIN)/python -c 'import sys; \
 	p = tomllib.load(open("pyproject.toml", "rb")); \
 	print("\n".join(p["build-system"]["requires"] if sys.argv[1] == "build" else p["project"]["optional-dependencies"][sys.argv[1]]))'
 
-.PHONY: demo test test-arm deps install model sanitize bench bench-cpu docs clean
+.PHONY: demo test test-arm deps install model sanitize bench bench-cpu llama-server docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -43,6 +43,16 @@ bench: bench-cpu
 bench-cpu: install  ## beside its peers, in one run; builds llama-cpp-python (minutes)
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/pip install --quiet --no-binary llama-cpp-python $$($(REQUIREMENTS) bench)
 	$(BIN)/python -m benchmarks.cpu $(ARGS)
+
+llama-server: install  ## llama.cpp's server for bench-cpu, into .venv/bin, from llama-cpp-python's source (minutes)
+	rm -rf build/llama.cpp && mkdir -p build/llama.cpp
+	$(BIN)/pip download --quiet --no-deps --no-binary llama-cpp-python --dest build/llama.cpp \
+		$$($(REQUIREMENTS) bench | grep llama-cpp-python)
+	tar xzf build/llama.cpp/llama_cpp_python-*.tar.gz --directory build/llama.cpp --strip-components 1
+	PATH="$(CURDIR)/$(BIN):$$PATH" && cd build/llama.cpp && cmake -S vendor/llama.cpp -B build -G Ninja \
+		-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
+		-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF && cmake --build build --target llama-server
+	cp build/llama.cpp/build/bin/llama-server $(BIN)/
 
 docs: install  ## rewrite docs/cli.md from the commands' own flags
 	$(BIN)/python docs/write_cli.py

@@ -1,11 +1,11 @@
-"""Nano-vLLM beside llama.cpp and OpenVINO GenAI on the CPU.
+"""Nano-vLLM beside llama.cpp, its server, OpenVINO GenAI and onnxruntime-genai on the CPU.
 
     python -m benchmarks.cpu [--models m1-q4_1 FILE.gguf …] [--only decode prefill …] [--quick] [--json FILE] [--plot FILE.svg]
 
 Run it from the repository's folder, on a machine that does nothing else. Each engine lives in its own process; only one works at
 a time, in turn, on the same fresh prompts, so that a machine whose speed drifts treats all alike. What the machine can do is
-measured first. A ratio above 1 means that Nano-vLLM is faster. llama-cpp-python's part is one stream: requests at once are
-llama-server's, which its package does not bring.
+measured first. A ratio above 1 means that Nano-vLLM is faster. llama-cpp-python's part is one stream; requests at once are
+llama-server's, which `make llama-server` builds from the same source.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from nano_vllm.options import cache_dir
 
 from . import report
 from .ceilings import int8_peak, read_bandwidth
-from .engines import ENGINES, OURS
-from .models import NAMES, multiply_adds, prepare
+from .engines import ENGINES, OURS, serves
+from .models import KNOWN, NAMES, multiply_adds, prepare
 from .plot import svg
 from .workloads import GROUPS, Line, Sizes, draw, figure, lines
 
 ROOT = Path(__file__).parents[2]
+ONNX = "m1-q4_1"  # the file from whose numbers onnxruntime's model is made
+DEFAULT = f"default the first {len(NAMES)}, of --quick the first"
 
 
 class Worker:
@@ -69,11 +71,11 @@ def run_all(workers: list[Worker], wanted: list[Line], sizes: Sizes) -> tuple[di
     rng = np.random.default_rng(time.time_ns())
     figures = {line.key: {w.engine: [] for w in workers} for line in wanted}
     hits = {"fresh": 0, "shared": 0}
-    for run in dict.fromkeys(line.run for line in wanted):
+    for run, group in {line.run: line.group for line in wanted}.items():
         print(f"… {run}", file=sys.stderr, flush=True)
         for repeat in range(-1, sizes.repeats):  # the first warms up and does not count
             phases = draw(run, sizes, rng)
-            for worker in (w for w in workers if w.absent is None):
+            for worker in (w for w in workers if w.absent is None and serves(w.engine, [group])):
                 answers = [worker(phase) for phase in phases]
                 if None in answers:
                     continue
@@ -87,8 +89,10 @@ def run_all(workers: list[Worker], wanted: list[Line], sizes: Sizes) -> tuple[di
 def measure(name: str, path: Path, args: argparse.Namespace, wanted: list[Line], sizes: Sizes) -> dict:
     most = max(sizes.batch, sizes.sharing, *sizes.scaling)
     settings = {"model": str(path), "threads": args.threads, "longest": sizes.longest_request, "requests": most}
-    pythons = {"OpenVINO": args.openvino}
-    workers = [Worker(pythons.get(engine, sys.executable), engine, settings) for engine in args.engines]
+    pythons = {"OpenVINO": args.openvino, "onnxruntime": args.onnx}
+    more = {"llama-server": {"binary": args.llama_server}, "onnxruntime": {"folder": str(args.folder / f"{name}-onnx-int4")}}
+    engines = [e for e in args.engines if e != "onnxruntime" or name == ONNX]
+    workers = [Worker(pythons.get(e, sys.executable), e, settings | more.get(e, {})) for e in engines]
     try:
         figures, hits = run_all(workers, wanted, sizes)
         facts = dict(zip(("layers", "head"), multiply_adds(path)))
@@ -98,29 +102,41 @@ def measure(name: str, path: Path, args: argparse.Namespace, wanted: list[Line],
             worker.close()
     absent = {w.engine: w.absent for w in workers if w.absent is not None}
     size = path.stat().st_size / 1e6
-    return {"model": name, "megabytes": size, "figures": figures, "facts": facts, "hits": hits, "absent": absent}
+    return {
+        "model": name,
+        "megabytes": size,
+        "engines": engines,
+        "figures": figures,
+        "facts": facts,
+        "hits": hits,
+        "absent": absent,
+    }
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--models", nargs="+", default=[], help=f"of {', '.join(NAMES)}, or GGUF files; default all these, of --quick the first")
+    add("--models", nargs="+", default=[], help=f"of {', '.join(KNOWN)}, or GGUF files; {DEFAULT}")
     add("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="parts of the table")
     add("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     add("--threads", type=int, default=usable_cpus())
     add("--repeats", type=int, help="of each measurement, default 5; --quick 1")
     add("--quick", action="store_true", help="small sizes, to see that all works; not to be quoted")
     add("--folder", type=Path, default=cache_dir() / "benchmarks", help="where the files that it makes are kept")
-    local = ROOT / ".venv/openvino/bin/python"
-    add("--openvino", default=str(local) if local.exists() else sys.executable, help="the Python that has openvino-genai")
+    python = {n: str(path) if (path := ROOT / f".venv/{n}/bin/python").exists() else sys.executable for n in ("openvino", "onnx")}
+    add("--openvino", default=python["openvino"], metavar="PYTHON", help="the Python that has openvino-genai")
+    add("--onnx", default=python["onnx"], metavar="PYTHON", help="the Python that has onnxruntime-genai")
+    server = ROOT / ".venv/bin/llama-server"
+    add("--llama-server", default=str(server) if server.exists() else None, metavar="PATH", help="llama.cpp's server")
     add("--json", type=Path, help="file for all figures")
     add("--plot", type=Path, help="SVG file for the scaling of the first model")
     args = parser.parse_args()
     args.models = args.models or list(NAMES[:1] if args.quick else NAMES)
-    if unknown := [m for m in args.models if m not in NAMES and not Path(m).is_file()]:
-        parser.error(f"no model {unknown[0]!r}: it is one of {', '.join(NAMES)}, or a file")
+    if unknown := [m for m in args.models if m not in KNOWN and not Path(m).is_file()]:
+        parser.error(f"no model {unknown[0]!r}: it is one of {', '.join(KNOWN)}, or a file")
     if args.plot and "scaling" not in args.only:
         parser.error("--plot shows scaling, which --only leaves out")
+    args.engines = [engine for engine in args.engines if serves(engine, args.only)]
     return args
 
 
@@ -136,8 +152,8 @@ def main() -> None:
     print(f"reads {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, multiplies int8 {ceilings['int8_per_s'] / 1e9:.0f} G/s", flush=True)
     results = []
     for name, path in paths.items():
-        results.append(measure(name if name in NAMES else path.name, path, args, wanted, sizes))
-        print("\n" + report.table(results[-1], wanted, [e for e in args.engines if e != OURS], ceilings, sizes), flush=True)
+        results.append(measure(name if name in KNOWN else path.name, path, args, wanted, sizes))
+        print("\n" + report.table(results[-1], wanted, ceilings, sizes), flush=True)
         if args.json:
             whole = {"threads": args.threads, "quick": args.quick, "ceilings": ceilings, "results": results}
             args.json.write_text(json.dumps(whole, indent=1))

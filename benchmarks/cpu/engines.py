@@ -3,7 +3,8 @@
     python -m benchmarks.cpu.engines nano-vllm '{"model": "FILE.gguf", "threads": 2, "longest": 2304, "requests": 64}'
 
 The first line says that it is ready, or why not. An engine answers a phase with `seconds`, `first_s` (until the first request
-has its first token), `tokens` and, if it counts them, `prefix_hits`; with null where it does not serve such a phase.
+has its first token; null where it is not told), `tokens` and, if it counts them, `prefix_hits`; with null where it does not serve
+such a phase.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import sys
 import time
 
 import numpy as np
+
+from .llama_server import LlamaServer
+from .onnx_genai import OnnxGenAI
+from .workloads import GROUPS
 
 OURS = "nano-vllm"
 KV_GB = 2
@@ -123,12 +128,21 @@ class OpenVINO:
         return {"seconds": seconds, "first_s": seconds if first is None else first, "tokens": tokens}
 
 
-ENGINES = {OURS: Nano, "llama.cpp": Llama, "OpenVINO": OpenVINO}
+ENGINES = {OURS: Nano, "llama.cpp": Llama, "llama-server": LlamaServer, "OpenVINO": OpenVINO, "onnxruntime": OnnxGenAI}
+# Groups that an engine is asked for; others are asked for all.
+SERVES = {"llama-server": ("batch", "shared", "scaling"), "onnxruntime": ("decode", "prefill")}
 INSTALL = {
     OURS: "pip install .",
     "llama.cpp": 'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python ".[bench]"',
+    "llama-server": "`make llama-server` builds it from llama-cpp-python's source; or name one that you have with --llama-server",
     "OpenVINO": "python -m venv .venv/openvino && .venv/openvino/bin/pip install openvino-genai==2026.4.1",
+    "onnxruntime": "python -m venv .venv/onnx && .venv/onnx/bin/pip install onnxruntime-genai==0.18.0 onnx-ir torch==2.13.0 "
+    "transformers==5.24.0 accelerate gguf==0.19.0",
 }
+
+
+def serves(name: str, groups: list[str]) -> list[str]:
+    return [group for group in groups if group in SERVES.get(name, GROUPS)]
 
 
 def work(name: str, settings: dict) -> None:
@@ -141,13 +155,17 @@ def work(name: str, settings: dict) -> None:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return print(json.dumps({"absent": f"does not read this file: {lines[-1][:200]}"}), flush=True)
     print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        phase = json.loads(line)
-        try:
-            answer = engine.facts() if phase == "facts" else engine.run(phase)
-        except Exception as error:
-            answer = {"absent": f"failed: {type(error).__name__}: {error}"[:300]}
-        print(json.dumps(answer), flush=True)
+    try:
+        for line in sys.stdin:
+            phase = json.loads(line)
+            try:
+                answer = engine.facts() if phase == "facts" else engine.run(phase)
+            except Exception as error:
+                answer = {"absent": f"failed: {type(error).__name__}: {error}"[:300]}
+            print(json.dumps(answer), flush=True)
+    finally:
+        if hasattr(engine, "close"):
+            engine.close()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ Random blocks are written as they are, without a quantiser: speed does not depen
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,15 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7}
+FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
+EMBEDDING = {"Q4_0": "Q6_K"}  # of a kind of layers, as llama.cpp's quantiser chooses it; of others the same kind
+BLOCKS = {
+    "Q4_0": np.dtype([("scale", "<f2"), ("quants", "u1", 16)]),
+    "Q8_0": np.dtype([("scale", "<f2"), ("quants", "u1", 32)]),
+    "Q6_K": np.dtype([("quants", "u1", 128 + 64), ("scales", "i1", 16), ("scale", "<f2")]),
+}
+# The spread of a block's whole numbers: of four bits, of eight, of six bits times an int8 scale of 64 to 127.
+SPREAD = {"Q4_0": 4.6, "Q8_0": 74, "Q6_K": 18.5 * 97}
 
 
 @dataclass(frozen=True)
@@ -44,15 +54,18 @@ def random_rows(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> 
     raw = np.frombuffer(rng.bytes(rows * columns * (2 if kind == "F16" else 1)), np.uint8)
     if kind == "F16":  # the sign and the fraction are random, the exponent is that of 1/64
         return ((raw.view(np.uint16) & 0x83FF) | 0x2400).view(np.float16).reshape(shape)
-    size = {"Q4_0": 16, "Q8_0": 32}[kind]
-    blocks = np.empty(rows * columns // 32, np.dtype([("scale", "<f2"), ("quants", "u1", size)]))
-    blocks["scale"] = rng.uniform(0.8, 1.2, len(blocks)) * {"Q4_0": 0.02 / 4.6, "Q8_0": 0.02 / 74}[kind]
+    layout = BLOCKS[kind]
+    size, weights = layout["quants"].shape[0], 256 if kind == "Q6_K" else 32
+    blocks = np.empty(rows * columns // weights, layout)
+    blocks["scale"] = rng.uniform(0.8, 1.2, len(blocks)) * 0.02 / SPREAD[kind]
     blocks["quants"] = raw[: len(blocks) * size].reshape(-1, size)
+    if kind == "Q6_K":  # a quantiser's largest scale of a block is 127 or −128
+        blocks["scales"] = rng.integers(64, 128, (len(blocks), 16)) * rng.choice((-1, 1), (len(blocks), 16))
     return blocks.view(np.uint8).reshape(rows, -1)
 
 
 def write_random(target: Path, kind: str, tokenizer: Path, shape: Shape = Shape(), seed: int = 0) -> None:
-    """A file of the architecture qwen3 whose matrices are random blocks of `kind`; a 4-bit file's embedding is Q8_0.
+    """A file of the architecture qwen3 whose matrices are random blocks of `kind`; the embedding is as EMBEDDING says.
 
     Args:
         tokenizer: a GGUF file whose vocabulary is taken, and filled up with tokens that are not used.
@@ -72,7 +85,7 @@ def write_random(target: Path, kind: str, tokenizer: Path, shape: Shape = Shape(
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(shape.vocabulary)
     add_tokenizer(writer, reader, shape.vocabulary)
-    rng, embedding = np.random.default_rng(seed), "F16" if kind == "F16" else "Q8_0"
+    rng, embedding = np.random.default_rng(seed), EMBEDDING.get(kind, kind)
     for name, size in shape.tensors().items():
         if len(size) == 1:
             writer.add_tensor(name, np.ones(size, np.float32))
@@ -115,6 +128,25 @@ def requantise(source: Path, target: Path, kind: str) -> None:
     finish(writer)
 
 
+def quantise_k(source: Path, target: Path) -> None:
+    """`source` as llama.cpp's quantiser makes a Q4_K_M of it, but for matrices whose columns are not whole super-blocks of 256.
+
+    For those llama.cpp falls back to Q5_0, which nano-vllm does not read; here they stay as they are in `source`. Of SmolLM2,
+    with 576 columns, that leaves the down projections in Q4_K and Q6_K.
+    """
+    import llama_cpp
+
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it tells of every tensor
+    odd = [t for t in gguf.GGUFReader(source).tensors if len(t.shape) == 2 and t.shape[0] % 256]
+    kept = (llama_cpp.llama_model_tensor_override * (len(odd) + 1))()  # ends with a null
+    for override, tensor in zip(kept, odd):
+        override.pattern, override.type = f"^{re.escape(tensor.name)}$".encode(), int(tensor.tensor_type)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize, params.tt_overrides = FILE_TYPES["Q4_K_M"], True, kept
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params):
+        raise RuntimeError(f"llama.cpp cannot quantise {source}")
+
+
 def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -122,24 +154,31 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-NAMES = ("m1-q4_1", "m1-q4_0", "m1-q8_0", "m2-q4_0", "m2-q8_0", "m2-f16")
+NAMES = ("m1-q4_1", "m1-q4_0", "m1-q8_0", "m2-q4_0", "m2-q8_0", "m2-f16")  # of the whole comparison
+KNOWN = (*NAMES, "m1-q4_k_m")
 
 
 def prepare(name: str, folder: Path) -> Path:
-    """The file of a model in NAMES, written if it is not there; another name is a file's."""
-    if name not in NAMES:
+    """The file of a model in KNOWN, written if it is not there; another name is a file's."""
+    if name not in KNOWN:
         return Path(name)
     from nano_vllm.sources.catalog import fetch
 
     smollm2 = Path(fetch("smollm2"))
     if name == "m1-q4_1":
         return smollm2
-    target, part = folder / f"{name}.gguf", folder / f"{name}.part"
+    kind = name[3:].upper()
+    stem = f"{name}-{EMBEDDING[kind].lower()}" if name.startswith("m2") and kind in EMBEDDING else name
+    target, part = folder / f"{stem}.gguf", folder / f"{stem}.part"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         print(f"writing {target}", flush=True)
-        kind = name[3:].upper()
-        requantise(smollm2, part, kind) if name.startswith("m1") else write_random(part, kind, smollm2)
+        if kind == "Q4_K_M":
+            quantise_k(smollm2, part)
+        elif name.startswith("m1"):
+            requantise(smollm2, part, kind)
+        else:
+            write_random(part, kind, smollm2)
         part.rename(target)
     return target
 

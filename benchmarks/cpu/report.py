@@ -37,11 +37,11 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def table(result: dict, lines: list[Line], peers: list[str], ceilings: dict, sizes: Sizes) -> str:
+def table(result: dict, lines: list[Line], ceilings: dict, sizes: Sizes) -> str:
     """One model's table. A column of figures per engine, and beside a peer's how many times as fast we are."""
-    middle, rows = medians(result["figures"]), []
+    middle, rows, peers = medians(result["figures"]), [], [engine for engine in result["engines"] if engine != OURS]
     title = f"{result['model']}, {result['megabytes']:.0f} MB"
-    rows.append(f"{title:36}{OURS:>10}" + "".join(f"{peer:>12}{'ratio':>7}" for peer in peers))
+    rows.append(f"{title:36}{OURS:>10}" + "".join(f"{peer:>13}{'ratio':>7}" for peer in peers))
     for line in lines:
         found = middle.get(line.key, {})
         ours = found.get(OURS)
@@ -49,7 +49,7 @@ def table(result: dict, lines: list[Line], peers: list[str], ceilings: dict, siz
         for peer in peers:
             theirs = found.get(peer)
             both = ours is not None and theirs is not None
-            row += f"{digits(theirs) if theirs is not None else '–':>12}"
+            row += f"{digits(theirs) if theirs is not None else '–':>13}"
             row += f"{ratio(line, ours, theirs):7.2f}" if both else f"{'–':>7}"
         if ours is not None and OURS not in result["absent"]:
             row += "   " + of_ceiling(line, ours, result["facts"], ceilings, sizes)

@@ -66,6 +66,11 @@ class Line:
     tokens: int = 0
 
     @property
+    def group(self) -> str:
+        """Of GROUPS."""
+        return "decode" if self.run == "one" else self.run.split("_")[0]
+
+    @property
     def more_is_better(self) -> bool:
         return self.unit == "tok/s"
 
@@ -109,7 +114,7 @@ def draw(run: str, sizes: Sizes, rng: np.random.Generator) -> list[Phase]:
 
 
 def figure(line: Line, phases: list[dict]) -> float:
-    """A line's figure from what a worker told of each phase: `seconds`, `first_s` (the first request's first token), `tokens`."""
+    """A line's figure from what a worker told of each phase: `seconds`, `tokens`, and of one stream `first_s`."""
     seconds, first = sum(p["seconds"] for p in phases), phases[0]["first_s"]
     if line.key == "decode":
         return line.tokens / (seconds - first)
