@@ -229,7 +229,8 @@ void Session::seal() {
             selected = true;
             by_rows = false;
         }
-        planned.barrier_before = whole || !by_rows;
+        // Attention may go with the rotation before it by sequences and heads, not by rows (Session::one_call).
+        planned.barrier_before = whole || !by_rows || std::holds_alternative<Rotate>(planned.op);
         if (!planned.absorbed) whole = !by_rows;
         if (!selected) buffers_[planned.dst].wanted_only = false;
     }

@@ -29,6 +29,8 @@ BLOCKS = {  # ggml's blocks of 32 weights: format, minimum, layout
     "Q8_0": ("q8", False, np.dtype([("scales", "<f2"), ("quants", "i1", 32)])),
     "Q4_0": ("q4", False, np.dtype([("scales", "<f2"), ("quants", "u1", 16)])),
     "Q4_1": ("q4", True, np.dtype([("scales", "<f2"), ("mins", "<f2"), ("quants", "u1", 16)])),
+    # What llama.cpp puts into Q4_K_M files for rows that are no multiple of 256.
+    "Q5_0": ("q8", False, np.dtype([("scales", "<f2"), ("high", "u1", 4), ("quants", "u1", 16)])),
 }
 SUPER = {"Q4_K": "q4_k", "Q5_K": "q5_k", "Q6_K": "q6_k"}  # super-blocks of 256 weights: format
 SUPPORTED = (*PLAIN, *BLOCKS, *SUPER)
@@ -45,7 +47,7 @@ class GGUFTensor:
         type: ggml's name of the type, one of SUPPORTED.
         shape: outermost first (the file has it innermost first).
         offset: bytes from the start of the file.
-        nbytes: in the file; our planes take as many, of super-blocks up to three hundredths more.
+        nbytes: in the file; our planes take as many, of super-blocks up to three hundredths more, of Q5_0 17 for 11.
     """
 
     name: str
@@ -181,7 +183,7 @@ def info(tensor: GGUFTensor, name: str) -> TensorInfo:
 
 
 def read(file: BinaryIO, tensor: GGUFTensor, name: str) -> Tensor:
-    """The tensor's planes, read from `file` (opened unbuffered); bits are moved, never converted."""
+    """The tensor's planes, read from `file` (opened unbuffered); bits are moved, never converted, but Q5_0 widened to bytes."""
     file.seek(tensor.offset)
     if tensor.type in PLAIN:
         return Tensor(info(tensor, name), {"values": fill(file, np.empty(tensor.shape, PLAIN[tensor.type][1]), tensor.name)})
@@ -190,12 +192,22 @@ def read(file: BinaryIO, tensor: GGUFTensor, name: str) -> Tensor:
     planes: dict[str, np.ndarray] = {}
     for first in range(0, count, some):
         blocks = fill(file, np.empty(min(some, count - first), layout), tensor.name)
-        unwoven = _gguf_super.unwoven(tensor.type, blocks) if tensor.type in SUPER else {f: blocks[f] for f in layout.names}
-        for field, part in unwoven.items():
+        for field, part in _unwoven(tensor.type, blocks).items():
             if not first:
                 planes[field] = np.empty((count, *part.shape[1:]), part.dtype)
             planes[field][first : first + len(part)] = part
     return Tensor(info(tensor, name), {field: plane.reshape(*tensor.shape[:-1], -1) for field, plane in planes.items()})
+
+
+def _unwoven(kind: str, blocks: np.ndarray) -> dict[str, np.ndarray]:
+    """(n,) blocks as they lie in the file -> plane -> (n, numbers of a block) or (n,)."""
+    if kind in SUPER:
+        return _gguf_super.unwoven(kind, blocks)
+    if kind == "Q5_0":  # column c has bit c of `high` above its nibble, and counts from −16
+        low = np.concatenate((blocks["quants"] & 15, blocks["quants"] >> 4), axis=1)
+        high = np.unpackbits(blocks["high"], axis=1, bitorder="little") << 4
+        return {"scales": blocks["scales"], "quants": (low | high).astype(np.int8) - np.int8(16)}
+    return {field: blocks[field] for field in blocks.dtype.names}
 
 
 def fill(file: BinaryIO, values: np.ndarray, name: str) -> np.ndarray:
