@@ -3,7 +3,7 @@
     python benchmarks/formats.py [--models m1-q8_0 FILE.gguf …] [--cache f16 …] [--windows N]
 
 Windows of 512 tokens, second halves scored, as in fidelity.py. The Q8_0, Q4_0 and Q4_K_M files are requantised from SmolLM2's
-Q4_1 (cpu/models.py, which also says what of a Q4_K_M is not in K formats): their lines compare engines and caches, not formats as
+Q4_1 (cpu/models.py): their lines compare engines and caches, not formats as
 a quantiser would make them from the original weights. llama.cpp keeps keys and values in f16. Needs the `bench` extra.
 """
 

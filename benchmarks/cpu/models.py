@@ -6,7 +6,6 @@ Random blocks are written as they are, without a quantiser: speed does not depen
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,20 +128,12 @@ def requantise(source: Path, target: Path, kind: str) -> None:
 
 
 def quantise_k(source: Path, target: Path) -> None:
-    """`source` as llama.cpp's quantiser makes a Q4_K_M of it, but for matrices whose columns are not whole super-blocks of 256.
-
-    For those llama.cpp falls back to Q5_0, which nano-vllm does not read; here they stay as they are in `source`. Of SmolLM2,
-    with 576 columns, that leaves the down projections in Q4_K and Q6_K.
-    """
+    """`source` as llama.cpp makes a Q4_K_M of it, where rows that are not whole super-blocks of 256 become Q5_0 and Q8_0."""
     import llama_cpp
 
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it tells of every tensor
-    odd = [t for t in gguf.GGUFReader(source).tensors if len(t.shape) == 2 and t.shape[0] % 256]
-    kept = (llama_cpp.llama_model_tensor_override * (len(odd) + 1))()  # ends with a null
-    for override, tensor in zip(kept, odd):
-        override.pattern, override.type = f"^{re.escape(tensor.name)}$".encode(), int(tensor.tensor_type)
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize, params.tt_overrides = FILE_TYPES["Q4_K_M"], True, kept
+    params.ftype, params.allow_requantize = FILE_TYPES["Q4_K_M"], True
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params):
         raise RuntimeError(f"llama.cpp cannot quantise {source}")
 
