@@ -116,7 +116,13 @@ NANO_INLINE i32x16 end_bytes(Bytes acc) { return {acc.v}; }
 struct Pairs { __m512i v; };
 NANO_INLINE Pairs load_pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
 NANO_INLINE Pairs load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
-NANO_INLINE i32x16 dot(i32x16 acc, Pairs w, int32_t two) { return {_mm512_dpwssd_epi32(acc.v, w.v, _mm512_set1_epi32(two))}; }
+NANO_INLINE i32x16 dot(i32x16 acc, Pairs w, int32_t two) {
+    acc.v = _mm512_dpwssd_epi32(acc.v, w.v, _mm512_set1_epi32(two));
+#ifdef __GNUC__
+    asm("" : "+v"(acc.v));  // in this order: compilers would load every factor of a tile first, and spill the sums for them
+#endif
+    return acc;
+}
 
 struct Sextets { __m512i v; };
 NANO_INLINE Sextets begin_sextets(int32_t start) { return {_mm512_set1_epi32(start)}; }
