@@ -61,7 +61,7 @@ def error(backend, spec, weights, case) -> float:
 
 
 @pytest.mark.parametrize("spelling", ["new", "old"])
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", ["reference", "cpu", "cuda"])
 def test_logits_equal_transformers(case, backend, spelling):
     opened = open_model(case.folders[spelling])
     assert error(registry.load("backends", backend), opened.spec, opened.weights, case) <= BOUND
