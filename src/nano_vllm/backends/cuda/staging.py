@@ -28,7 +28,6 @@ class Staging:
         self.logits: list[torch.Tensor | None] = [None] * DEPTH
         self.events = [torch.cuda.Event() if self.pinned else None for _ in range(DEPTH)]
         self.turn = 0
-        self.views: dict[Shape, dict[str, torch.Tensor]] = {}
 
     def _host(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype, pin_memory=self.pinned)
@@ -45,11 +44,12 @@ class Staging:
 
     def extra(self, *arrays: np.ndarray) -> list[torch.Tensor]:
         """int32 arrays of no bounded size to the device; one copy for all of them."""
-        host = self._host(sum(map(len, arrays)) or 1, torch.int32)
-        np.concatenate([*arrays, np.zeros(not sum(map(len, arrays)), np.int32)], out=host.numpy())
-        there = host.to(self.device, non_blocking=True)
         cuts = np.cumsum([0, *map(len, arrays)])
-        return [there[a:] for a in cuts[:-1]]
+        host = self._host(max(1, int(cuts[-1])), torch.int32)
+        for first, array in zip(cuts, arrays):
+            host[first : first + len(array)].numpy()[:] = array
+        there = host.to(self.device, non_blocking=True)
+        return [there[first:] for first in cuts[:-1]]
 
     def step(self, shape: Shape, every: bool) -> Step:
         """The step's view of the device buffer."""

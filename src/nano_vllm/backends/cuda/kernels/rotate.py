@@ -6,22 +6,24 @@ import torch
 import triton
 import triton.language as tl
 
-HEADS = 8  # heads of a program
+from ._dot import INTERPRETED
+
+LINES = 256 if INTERPRETED else 8  # heads of a program; interpreted, programs run one after the other
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _rotate(
-    qkv, slots, positions, cosines, sines, q_norm, k_norm, keys, values, eps,
+    qkv, slots, positions, cosines, sines, q_norm, k_norm, keys, values, eps, count,
     STRIDE: tl.constexpr, Q: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr,
-    NORM: tl.constexpr, HEADS: tl.constexpr,
+    NORM: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)  # -1 in rows that pad a graph
-    position = tl.load(positions + row).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    row, head = (line // (Q + 2 * KV)).to(tl.int64), line % (Q + 2 * KV)
+    slot = tl.load(slots + row, mask=row < count, other=-1).to(tl.int64)  # -1 in rows that pad a graph
+    position = tl.load(positions + row, mask=row < count, other=0).to(tl.int64)
     d = tl.arange(0, PADDED)
-    seen = (head < Q + 2 * KV)[:, None] & (d < HALF)[None, :]
-    at = row * STRIDE + head[:, None] * SIZE + d[None, :]
+    seen = (row < count)[:, None] & (d < HALF)[None, :]
+    at = (row * STRIDE + head * SIZE)[:, None] + d[None, :]
     a = tl.load(qkv + at, mask=seen, other=0.0).to(tl.float32)
     b = tl.load(qkv + at + HALF, mask=seen, other=0.0).to(tl.float32)
     is_q, is_v = (head < Q)[:, None], (head >= Q + KV)[:, None]
@@ -36,20 +38,20 @@ def _rotate(
         second_k = tl.load(k_norm + HALF + d, mask=inside, other=0.0)[None, :]
         x = a / root * tl.where(is_q, first_q, first_k)
         y = b / root * tl.where(is_q, second_q, second_k)
-    cosine = tl.load(cosines + position * HALF + d, mask=d < HALF, other=0.0)[None, :]
-    sine = tl.load(sines + position * HALF + d, mask=d < HALF, other=0.0)[None, :]
+    cosine = tl.load(cosines + position[:, None] * HALF + d[None, :], mask=seen, other=0.0)
+    sine = tl.load(sines + position[:, None] * HALF + d[None, :], mask=seen, other=0.0)
     first = tl.where(is_v, a, x * cosine - y * sine)
     second = tl.where(is_v, b, y * cosine + x * sine)
     of_q = seen & is_q
     tl.store(qkv + at, first.to(qkv.dtype.element_ty), mask=of_q)
     tl.store(qkv + at + HALF, second.to(qkv.dtype.element_ty), mask=of_q)
     kind = keys.dtype.element_ty
-    of_k = seen & (slot >= 0) & (head >= Q)[:, None] & (head < Q + KV)[:, None]
-    at_k = (slot * KV + (head - Q))[:, None] * SIZE + d[None, :]
+    of_k = seen & ((slot >= 0) & (head >= Q) & (head < Q + KV))[:, None]
+    at_k = (slot * KV + head - Q)[:, None] * SIZE + d[None, :]
     tl.store(keys + at_k, first.to(kind), mask=of_k)
     tl.store(keys + at_k + HALF, second.to(kind), mask=of_k)
-    of_v = seen & (slot >= 0) & is_v
-    at_v = (slot * KV + (head - Q - KV))[:, None] * SIZE + d[None, :]
+    of_v = seen & (slot >= 0)[:, None] & is_v
+    at_v = (slot * KV + head - Q - KV)[:, None] * SIZE + d[None, :]
     tl.store(values + at_v, first.to(kind), mask=of_v)
     tl.store(values + at_v + HALF, second.to(kind), mask=of_v)
 
@@ -68,9 +70,9 @@ def rotate(
     """
     kv_heads, size = keys.shape[-2:]
     q_norm, k_norm = norms or (turns[0], turns[0])
-    grid = (len(qkv), triton.cdiv(heads + 2 * kv_heads, HEADS))
+    grid = (triton.cdiv(len(qkv) * (heads + 2 * kv_heads), LINES),)
     _rotate[grid](
-        qkv, slots, positions, *turns, q_norm, k_norm, keys, values, eps,
-        qkv.stride(0), heads, kv_heads, size, size // 2, triton.next_power_of_2(size // 2), norms is not None, HEADS,
+        qkv, slots, positions, *turns, q_norm, k_norm, keys, values, eps, len(qkv),
+        qkv.stride(0), heads, kv_heads, size, size // 2, triton.next_power_of_2(size // 2), norms is not None, LINES,
         num_warps=4,
     )  # fmt: skip

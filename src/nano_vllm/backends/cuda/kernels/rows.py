@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ._dot import INTERPRETED
+
 BLOCK = 1024  # columns of a program of the elementwise kernels
 
 
@@ -37,21 +39,24 @@ def embed(
     _embed[(len(out), triton.cdiv(width, columns))](table, tokens, sources, last_ids, out, width, columns, num_warps=4)
 
 
-@triton.jit(do_not_specialize=["part_stride"])
+@triton.jit(do_not_specialize=["part_stride", "count"])
 def _normalize(
-    x, parts, weight, out, eps, part_stride, WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
+    x, parts, weight, out, eps, part_stride, count,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, PADDED)
-    seen = column < WIDTH
-    values = tl.load(x + row * WIDTH + column, mask=seen, other=0.0).to(tl.float32)
+    at = row[:, None] * WIDTH + column[None, :]
+    seen = (row < count)[:, None] & (column < WIDTH)[None, :]
+    values = tl.load(x + at, mask=seen, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
-        values += tl.load(parts + part * part_stride + row * WIDTH + column, mask=seen, other=0.0).to(tl.float32)
+        values += tl.load(parts + part * part_stride + at, mask=seen, other=0.0).to(tl.float32)
     if PARTS:
-        tl.store(x + row * WIDTH + column, values.to(x.dtype.element_ty), mask=seen)
-    mean = tl.sum(values * values, axis=0) / WIDTH
-    scaled = values / tl.sqrt(mean + eps) * tl.load(weight + column, mask=seen, other=0.0)
-    tl.store(out + row * WIDTH + column, scaled.to(out.dtype.element_ty), mask=seen)
+        tl.store(x + at, values.to(x.dtype.element_ty), mask=seen)
+    mean = tl.sum(values * values, axis=1) / WIDTH
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0)
+    scaled = values / tl.sqrt(mean + eps)[:, None] * scale[None, :]
+    tl.store(out + at, scaled.to(out.dtype.element_ty), mask=seen)
 
 
 def normalize(x: torch.Tensor, parts: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
@@ -66,7 +71,10 @@ def normalize(x: torch.Tensor, parts: torch.Tensor | None, weight: torch.Tensor,
     padded = triton.next_power_of_2(width)
     count, stride = (0, 0) if parts is None else (len(parts), parts.stride(0))
     warps = 4 if padded <= 2048 else 8
-    _normalize[(rows,)](x, x if parts is None else parts, weight, out, eps, stride, width, padded, count, num_warps=warps)
+    each = 32 if INTERPRETED else 1  # rows of a program; interpreted, programs run one after the other
+    _normalize[(triton.cdiv(rows, each),)](
+        x, x if parts is None else parts, weight, out, eps, stride, rows, width, padded, count, each, num_warps=warps
+    )
 
 
 @triton.jit(do_not_specialize=["part_stride"])
