@@ -24,8 +24,8 @@ class Options:
         backend: auto, or a file's name in backends/ (cpu, cuda, reference).
         revision: of a Hugging Face id.
         dtype: of weights and activations on a GPU: auto (bf16 where it has that, else f16), bf16, f16, f32.
-        kv_cache_dtype: auto (int16 on cpu, f32 on reference, dtype on cuda), f32, f16, bf16, int16, int8; the last two with a scale per
-            token and head. int8 holds nearly twice the tokens in the same memory.
+        kv_cache_dtype: auto (int16 on cpu, f32 on reference, dtype on cuda), f32, f16, bf16, int16, int8; the last two, which
+            cuda does not have, with a scale per token and head. int8 holds nearly twice the tokens in the same memory.
         block_size: tokens per cache block, a power of two from 16 to 1024.
         num_blocks: of the cache; wins over kv_cache_memory.
         kv_cache_memory: bytes for the cache ("512MB", 1.5e9); default a quarter of the free memory, or what is left of a GPU's

@@ -96,4 +96,7 @@ def test_needs_count_weights_and_buffers():
     program = lower(model())
     weights = sum(int(np.prod(shape)) * (2 if len(shape) == 2 else 4) for shape in program.parameters.values())
     least = cuda.needs(program, "bf16", 1, 1, 1) - cuda.OTHERS
-    assert least > weights and cuda.needs(program, "bf16", 1000, 1, 1) - cuda.OTHERS > least + 999 * 2 * sum(program.widths.values()) / 2
+    assert (
+        least > weights
+        and cuda.needs(program, "bf16", 1000, 1, 1) - cuda.OTHERS > least + 999 * 2 * sum(program.widths.values()) / 2
+    )

@@ -91,7 +91,9 @@ def test_linear(type, biased, count, n, k):
 
 
 @pytest.mark.parametrize("type, cache", [("f32", "f32"), ("bf16", "bf16"), ("f32", "f16")])
-@pytest.mark.parametrize("heads, kv_heads, size, normed", [(4, 2, 16, True), (9, 3, 6, False), (1, 1, 80, True), (14, 2, 64, False)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, size, normed", [(4, 2, 16, True), (9, 3, 6, False), (1, 1, 80, True), (14, 2, 64, False)]
+)
 def test_rotate(type, cache, heads, kv_heads, size, normed):
     count, width = 5, (heads + 2 * kv_heads) * size
     qkv = random(count, width, type=type)
@@ -140,7 +142,9 @@ class Paged:
 HEADS = [(4, 2, 16), (9, 3, 6), (8, 1, 40), (2, 2, 130)]
 
 
-@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f16", "f16", 9), ("bf16", "f16", None)])
+@pytest.mark.parametrize(
+    "type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f16", "f16", 9), ("bf16", "f16", None)]
+)
 @pytest.mark.parametrize("heads, kv_heads, size", HEADS)
 def test_decode(type, cache, window, heads, kv_heads, size):
     lengths = (1, 45, 16, 70)
@@ -165,7 +169,9 @@ def test_decode_without_splits(monkeypatch):
     test_decode("f32", "f32", 9, 9, 3, 6)
 
 
-@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f32", "f16", 9), ("f32", "f32", None)])
+@pytest.mark.parametrize(
+    "type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f32", "f16", 9), ("f32", "f32", None)]
+)
 @pytest.mark.parametrize("heads, kv_heads, size", HEADS)
 def test_prefill(type, cache, window, heads, kv_heads, size):
     # (sequence, first position, rows): a whole prompt, a chunk of one, a short one

@@ -17,7 +17,6 @@ from nano_vllm.errors import BatchError, EngineClosed, ModelFileError, OptionErr
 from nano_vllm.formats import pack  # noqa: E402
 from nano_vllm.model.program import lower  # noqa: E402
 from nano_vllm.model.spec import MLP, Attention, Layer, Model, Norm, Rope  # noqa: E402
-from nano_vllm.sampling import pipeline  # noqa: E402
 from nano_vllm.sampling.params import SamplingParams  # noqa: E402
 from tests.backends import tiny  # noqa: E402
 
@@ -187,7 +186,10 @@ def test_the_engine_answers_as_on_the_reference():
         (shared[:32] + ids(3, 5).tolist(), SamplingParams(temperature=1.5, seed=1, max_tokens=7)),
         (ids(5, 6).tolist(), SamplingParams(temperature=2.0, seed=2, top_k=5, top_p=0.9, max_tokens=8)),
         (ids(2, 7).tolist(), SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.5, presence_penalty=0.3, max_tokens=5)),
-        (ids(17, 8).tolist(), SamplingParams(temperature=0.8, seed=4, min_p=0.1, min_tokens=4, stop_token_ids=(7,), max_tokens=6)),
+        (
+            ids(17, 8).tolist(),
+            SamplingParams(temperature=0.8, seed=4, min_p=0.1, min_tokens=4, stop_token_ids=(7,), max_tokens=6),
+        ),
     ]
     plan = dict(num_blocks=7, max_num_seqs=4, max_num_batched_tokens=24)
     spec = model(layers=1)

@@ -67,9 +67,7 @@ def kv_bytes_per_token(program: Program, dtype: str) -> int:
     return sum(2 * c.kv_heads * (c.head_size * number + scale) for c in program.caches)
 
 
-def resolve(
-    options: Options, program: Program, backend: str, default_kv_dtype: str, device: Device | None = None
-) -> Plan:
+def resolve(options: Options, program: Program, backend: str, default_kv_dtype: str, device: Device | None = None) -> Plan:
     """Options and model -> Plan. Raises NotEnoughMemory with the arithmetic, OptionError for what cannot be had together."""
     why: dict[str, str] = {name: "as asked or by default" for name in ("block_size", "max_num_seqs", "max_num_batched_tokens")}
     numbers, why["dtype"] = options.dtype, "as asked"

@@ -22,8 +22,8 @@ OTHERS = 512 * 2**20  # for what is not ours to count: the libraries' workspaces
 
 
 def probe(options) -> Probe:
-    """Usable where PyTorch sees a card and Triton is installed; with Triton's interpreter switched on (TRITON_INTERPRET=1), on the
-    CPU, for tests, where it is asked for by name."""
+    """Usable where PyTorch sees a card and Triton is installed; with Triton's interpreter switched on (TRITON_INTERPRET=1), on
+    the CPU, for tests, where it is asked for by name."""
     asked = getattr(options, "backend", None) == "cuda"
     if not asked and not any(Path(driver).exists() for driver in DRIVERS):
         return Probe(False, "there is no GPU here", notable=False)  # told before anything heavy is imported

@@ -142,7 +142,9 @@ class Session:
             ("block ids", batch.block_tables[0].size, self.max_table),
         ):
             if has > most:
-                raise BatchError("a step is outside what the session was made for", f"it has {has:,} {what}, {most:,} is the most")
+                raise BatchError(
+                    "a step is outside what the session was made for", f"it has {has:,} {what}, {most:,} is the most"
+                )
 
     def _graph_size(self, batch: Batch) -> int:
         """The padded size if the step is one that graphs are made for, else 0: one row a sequence, each of which wants an id, by

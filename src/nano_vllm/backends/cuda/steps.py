@@ -46,7 +46,9 @@ def check_supported(program: Program) -> None:
             raise UnsupportedModel(f"{op.heads} heads over {op.kv_heads} of keys are not supported", "no whole number share one")
     for cache in program.caches:
         if cache.head_size % 2 or cache.head_size > MAX_HEAD_SIZE:
-            raise UnsupportedModel(f"head_size {cache.head_size} is not supported", f"it must be even and at most {MAX_HEAD_SIZE}")
+            raise UnsupportedModel(
+                f"head_size {cache.head_size} is not supported", f"it must be even and at most {MAX_HEAD_SIZE}"
+            )
 
 
 def turns(rope: Rope, positions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -95,7 +97,9 @@ class Runner:
         self.last_ids = torch.zeros(plan.max_num_batched_tokens, dtype=torch.int32, device=device)
         exact = dtype != cache_type or dtype == torch.float32
         attends = [op for op in program.ops if isinstance(op, Attend)]
-        self.tile_tokens = min((attention.tile_rows(op.head_size, op.heads // op.kv_heads, exact)[1] for op in attends), default=1)
+        self.tile_tokens = min(
+            (attention.tile_rows(op.head_size, op.heads // op.kv_heads, exact)[1] for op in attends), default=1
+        )
 
     def run(self, step: Step) -> torch.Tensor:
         """-> logits (wanted, vocabulary) float32, valid until the next step."""
@@ -206,5 +210,3 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ou
         torch.mm(x.to(out.dtype), weight.t().to(out.dtype), out=out)
     if bias is not None:
         out += bias
-
-

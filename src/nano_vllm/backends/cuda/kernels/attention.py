@@ -29,7 +29,7 @@ def _slots(table, position, seen, BLOCK: tl.constexpr):
 
 @triton.jit
 def _tile(
-    q, m, l, acc, keys, values, table, start, end, low, last, kv, scale,
+    q, m, mass, acc, keys, values, table, start, end, low, last, kv, scale,
     BLOCK: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def _tile(
     share = tl.exp2(m - highest)
     v = tl.load(values + at, mask=mask, other=0.0).to(q.dtype)
     acc = acc * share[:, None] + dot(p.to(q.dtype), v)
-    return highest, l * share + tl.sum(p, axis=1), acc
+    return highest, mass * share + tl.sum(p, axis=1), acc
 
 
 @triton.jit
@@ -80,21 +80,21 @@ def _decode(
     head = kv * GROUP + g
     q = tl.load(qkv + row * QKV + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0).to(KIND)
     m = tl.full((ROWS,), LOWEST, tl.float32)
-    l = tl.zeros((ROWS,), tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, PADDED), tl.float32)
     for first in range(start, end, TILE):
-        m, l, acc = _tile(
-            q, m, l, acc, keys, values, table, first, end, 0, m, kv, scale,
+        m, mass, acc = _tile(
+            q, m, mass, acc, keys, values, table, first, end, 0, m, kv, scale,
             BLOCK, KV, SIZE, PADDED, TILE, 0, False,
         )  # fmt: skip
     if SPLITS == 1:
         at = row * OUT + head[:, None] * SIZE + d[None, :]
-        tl.store(out + at, (acc / l[:, None]).to(out.dtype.element_ty), mask=inside)
+        tl.store(out + at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
     else:
         part = ((item.to(tl.int64) * KV + kv) * GROUP + g) * SPLITS + split
         tl.store(out + part[:, None] * SIZE + d[None, :], acc, mask=inside)
         tl.store(sums + 2 * part, m, mask=g < GROUP)
-        tl.store(sums + 2 * part + 1, l, mask=g < GROUP)
+        tl.store(sums + 2 * part + 1, mass, mask=g < GROUP)
 
 
 @triton.jit
@@ -108,10 +108,10 @@ def _merge(
         return
     s, d = tl.arange(0, SPLITS), tl.arange(0, PADDED)
     part = (item.to(tl.int64) * HEADS + head) * SPLITS + s
-    m, l = tl.load(sums + 2 * part), tl.load(sums + 2 * part + 1)
+    m, mass = tl.load(sums + 2 * part), tl.load(sums + 2 * part + 1)
     share = tl.exp2(m - tl.max(m, axis=0))
     acc = tl.load(parts + part[:, None] * SIZE + d[None, :], mask=(d < SIZE)[None, :], other=0.0)
-    merged = tl.sum(acc * share[:, None], axis=0) / tl.sum(l * share, axis=0)
+    merged = tl.sum(acc * share[:, None], axis=0) / tl.sum(mass * share, axis=0)
     tl.store(out + row * OUT + head * SIZE + d, merged.to(out.dtype.element_ty), mask=d < SIZE)
 
 
@@ -185,7 +185,7 @@ def _prefill(
     last = position + token
     end = position + count
     m = tl.full((ROWS,), LOWEST, tl.float32)
-    l = tl.zeros((ROWS,), tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, PADDED), tl.float32)
     low = 0
     whole = (position + 1) // TILE * TILE  # keys under it are seen by every row
@@ -193,17 +193,17 @@ def _prefill(
         low = tl.maximum(position + 1 - WINDOW, 0)
         whole = low
     for start in range(0, whole if WINDOW == 0 else 0, TILE):
-        m, l, acc = _tile(
-            q, m, l, acc, keys, values, table, start, end, 0, last, kv, scale,
+        m, mass, acc = _tile(
+            q, m, mass, acc, keys, values, table, start, end, 0, last, kv, scale,
             BLOCK, KV, SIZE, PADDED, TILE, 0, False,
         )  # fmt: skip
     for start in range(whole // TILE * TILE, end, TILE):
-        m, l, acc = _tile(
-            q, m, l, acc, keys, values, table, start, end, low, last, kv, scale,
+        m, mass, acc = _tile(
+            q, m, mass, acc, keys, values, table, start, end, low, last, kv, scale,
             BLOCK, KV, SIZE, PADDED, TILE, WINDOW, True,
         )  # fmt: skip
     at = row[:, None] * OUT + head[:, None] * SIZE + d[None, :]
-    tl.store(out + at, (acc / l[:, None]).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def tile_rows(size: int, group: int, exact: bool) -> tuple[int, int]:

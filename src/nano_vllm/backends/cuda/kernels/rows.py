@@ -24,9 +24,7 @@ def _embed(table, tokens, sources, last_ids, out, WIDTH: tl.constexpr, COLUMNS: 
     tl.store(out + row.to(tl.int64) * WIDTH + column, values.to(out.dtype.element_ty), mask=seen)
 
 
-def embed(
-    table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, last_ids: torch.Tensor, out: torch.Tensor
-) -> None:
+def embed(table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, last_ids: torch.Tensor, out: torch.Tensor) -> None:
     """out[row] = table[token], the token from `tokens`, or from `last_ids` where `sources` is not negative.
 
     Args:

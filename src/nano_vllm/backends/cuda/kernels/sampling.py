@@ -8,7 +8,6 @@ A row that must yield no id (NaN or +inf among its logits) keeps such a number t
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -43,9 +42,7 @@ def _count(history, starts, prompts, counts, first_row, V: tl.constexpr, TILE: t
 
 
 @triton.jit(do_not_specialize=["first_row"])
-def _penalize(
-    logits, history, starts, counts, repetition, frequency, presence, first_row, V: tl.constexpr, TILE: tl.constexpr
-):
+def _penalize(logits, history, starts, counts, repetition, frequency, presence, first_row, V: tl.constexpr, TILE: tl.constexpr):
     """Whoever takes an id's count out changes its logit, once; the counts are zero again after that."""
     row = first_row + tl.program_id(0)
     end = tl.load(starts + row + 1)
@@ -240,8 +237,6 @@ def _border(
                 )
         if p < 1.0:
             _, mass = _above(logits, row, temperature, top, least, border, border_id, -2147483648, V, CHUNKS, CHUNK)
-            border, border_id = _narrow(
-                logits, row, temperature, top, least, border, border_id, p * mass, True, V, CHUNKS, CHUNK
-            )
+            border, border_id = _narrow(logits, row, temperature, top, least, border, border_id, p * mass, True, V, CHUNKS, CHUNK)
     tl.store(borders + row, border)
     tl.store(border_ids + row, border_id)
