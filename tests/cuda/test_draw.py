@@ -72,7 +72,7 @@ def draw(logits: np.ndarray, batch, skip=None) -> np.ndarray:
     return ids.cpu().numpy()
 
 
-@pytest.mark.parametrize("vocab, seeds", [(8, 1), (1000, 1)])
+@pytest.mark.parametrize("vocab, seeds", [(40, 1)])
 def test_ids_are_those_of_the_definition(vocab, seeds):
     for seed in range(seeds):
         logits = (3 * np.random.default_rng(seed).standard_normal((len(CASES), vocab))).astype(np.float32)
@@ -81,8 +81,8 @@ def test_ids_are_those_of_the_definition(vocab, seeds):
 
 
 def test_equal_logits_are_taken_by_ascending_id():
-    logits = np.random.default_rng(0).integers(-2, 3, (len(CASES), 200)).astype(np.float32)
-    batch = sampling([SamplingParams(**case) for case in CASES.values()], 200)
+    logits = np.random.default_rng(0).integers(-2, 3, (len(CASES), 50)).astype(np.float32)
+    batch = sampling([SamplingParams(**case) for case in CASES.values()], 50)
     np.testing.assert_array_equal(draw(logits, batch), pipeline.sample(logits, batch))
 
 

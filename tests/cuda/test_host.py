@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from nano_vllm.backends import cuda  # noqa: E402
-from nano_vllm.backends.cuda import layout, warmup  # noqa: E402
-from nano_vllm.backends.cuda.graphs import padded_sizes  # noqa: E402
+from nano_vllm.backends.cuda import graphs, layout, warmup  # noqa: E402
+from nano_vllm.backends.cuda.graphs import Shapes, is_decode, padded_sizes  # noqa: E402
 from nano_vllm.errors import NotEnoughMemory, OptionError  # noqa: E402
 from nano_vllm.memory.plan import Device, kv_bytes_per_token, resolve  # noqa: E402
 from nano_vllm.model.program import lower  # noqa: E402
@@ -28,6 +28,18 @@ def test_padding_wastes_less_than_a_tenth(most):
         size = next(s for s in sizes if s >= rows)
         assert size - rows < 0.1 * rows
     assert len(sizes) <= 64
+
+
+def test_shapes_of_graphs_hold_the_steps():
+    shapes = Shapes(100, 12)
+    assert shapes.decode(11) == layout.Shape(12, 12, 0, 12) and is_decode(shapes.decode(11))
+    assert [s.rows for s in shapes.smaller(shapes.decode(12))] == list(range(10, 0, -1))
+    for shape in (layout.Shape(33, 3, 2, 5), layout.Shape(96, 11, 8, 12), layout.Shape(2, 0, 1, 1)):
+        padded = shapes.mixed(shape)
+        assert not is_decode(padded) and padded.rows % 32 == 0 and padded.rows <= 100
+        assert all(getattr(padded, f) >= getattr(shape, f) for f in ("rows", "decodes", "tiles", "wanted"))
+        assert max(padded.decodes, padded.wanted) <= 12 and (padded.decodes == 0) == (shape.decodes == 0)
+    assert shapes.mixed(layout.Shape(97, 0, 2, 1)) is None
 
 
 @pytest.mark.parametrize("pad", [0, 3])
@@ -100,3 +112,45 @@ def test_needs_count_weights_and_buffers():
         least > weights
         and cuda.needs(program, "bf16", 1000, 1, 1) - cuda.OTHERS > least + 999 * 2 * sum(program.widths.values()) / 2
     )
+
+
+def test_a_step_that_only_looks_like_decoding_when_padded_has_no_graph():
+    shapes = Shapes(64, 32)
+    assert shapes.mixed(layout.Shape(20, 20, 0, 18)) is None  # all of one row, but two ids are not wanted
+    assert shapes.mixed(layout.Shape(32, 20, 3, 32)).tiles == 4
+
+
+class Recorder:
+    """Stands in for torch.cuda.CUDAGraph."""
+
+    made: list = []
+
+    def capture_begin(self, pool, capture_error_mode):
+        pass
+
+    def capture_end(self):
+        pass
+
+    def replay(self):
+        self.made.append(self)
+
+
+def test_graphs_are_captured_while_a_decode_step_is_waited_for(monkeypatch):
+    monkeypatch.setattr(graphs.torch.cuda, "CUDAGraph", Recorder)
+    monkeypatch.setattr(graphs.torch.cuda, "graph_pool_handle", lambda: None)
+    recorded = []
+
+    def record(shape):
+        if shape.rows == 3:
+            raise RuntimeError("this one cannot be captured")
+        recorded.append(shape)
+
+    made = graphs.Graphs(Shapes(64, 6), record)
+    prompt, decode = made.shapes.mixed(layout.Shape(5, 0, 1, 1)), made.shapes.decode(4)
+    assert not made.replay(prompt) and not made.replay(decode) and not recorded
+    made.idle(decode, lambda: False)
+    assert recorded == [decode] and made.replay(decode)
+    left = iter([True] * 2 + [False] * 9)
+    made.idle(decode, lambda: next(left))
+    assert recorded == [decode, prompt, made.shapes.decode(2)] and made.refused == {made.shapes.decode(3)}
+    assert made.replay(prompt) and not made.replay(made.shapes.decode(3)) and not made.wishes

@@ -97,15 +97,15 @@ def test_wanted_rows_are_those_rows():
 
 
 def test_a_step_runs_ahead_and_takes_its_ids_on_the_device():
-    session, table = opened(), [5, 1]
+    session, table = opened(model(layers=1)), [5, 1]
     assert session.max_outstanding == 1
     tickets = [session.submit(tiny.batch([(ids(20), 0, table)], "last", want_logits=False))]
-    for position in range(20, 24):
+    for position in range(20, 23):
         batch = dataclasses.replace(tiny.batch([(np.array([0]), position, table)], "last", False), sources=np.zeros(1, np.int32))
         tickets.append(session.submit(batch))
         tickets[-2].result()
     drawn = [int(ticket.result().ids[0]) for ticket in tickets]
-    session = opened()
+    session = opened(model(layers=1))
     for n, right in enumerate(drawn):
         prompt = np.append(ids(20), drawn[:n])
         assert logits(session, [(prompt, 0, table)], "last")[0].argmax() == right
@@ -182,13 +182,13 @@ def test_the_engine_answers_as_on_the_reference():
     """Prompts in chunks, prefix hits, preemption, and every stage, one step ahead."""
     shared = ids(33).tolist()
     requests = [
-        (shared, SamplingParams(temperature=0, max_tokens=6)),
-        (shared[:32] + ids(3, 5).tolist(), SamplingParams(temperature=1.5, seed=1, max_tokens=7)),
-        (ids(5, 6).tolist(), SamplingParams(temperature=2.0, seed=2, top_k=5, top_p=0.9, max_tokens=8)),
-        (ids(2, 7).tolist(), SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.5, presence_penalty=0.3, max_tokens=5)),
+        (shared, SamplingParams(temperature=0, max_tokens=5)),
+        (shared[:32] + ids(3, 5).tolist(), SamplingParams(temperature=1.5, seed=1, max_tokens=4)),
+        (ids(5, 6).tolist(), SamplingParams(temperature=2.0, seed=2, top_k=5, top_p=0.9, max_tokens=3)),
+        (ids(2, 7).tolist(), SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.5, presence_penalty=0.3, max_tokens=3)),
         (
             ids(17, 8).tolist(),
-            SamplingParams(temperature=0.8, seed=4, min_p=0.1, min_tokens=4, stop_token_ids=(7,), max_tokens=6),
+            SamplingParams(temperature=0.8, seed=4, min_p=0.1, min_tokens=2, stop_token_ids=(7,), max_tokens=4),
         ),
     ]
     plan = dict(num_blocks=7, max_num_seqs=4, max_num_batched_tokens=24)

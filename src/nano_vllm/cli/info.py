@@ -96,12 +96,13 @@ def plan(options, program) -> None:
     print("\nplan")
     try:
         name, backend = choose_backend(options)
-        made = resolve(options, program, name, backend.KV_DTYPE)
+        device = backend.device(options) if hasattr(backend, "device") else None
+        made = resolve(options, program, name, backend.KV_DTYPE, device)
     except NanoVLLMError as error:
         return line("  none", str(error))
     for field in fields(Plan):
         value = getattr(made, field.name)
-        if field.name != "reasons" and value != "":
+        if field.name != "reasons" and value not in ("", False):
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             line(f"  {field.name}", made.reasons.get(field.name, ""), shown)
     size = made.num_blocks * made.block_size * kv_bytes_per_token(program, made.kv_cache_dtype)

@@ -44,7 +44,7 @@ class Plan:
         num_blocks: cache blocks of block_size tokens.
         threads, isa: of the CPU backend; isa "" is the widest there is.
         reasons: field name -> why it has its value.
-        dtype, enforce_eager: of the CUDA backend: of weights and activations; no graphs.
+        dtype, enforce_eager: of the CUDA backend: of weights and activations, "" elsewhere; no graphs.
     """
 
     backend: str
@@ -72,7 +72,7 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
     why: dict[str, str] = {name: "as asked or by default" for name in ("block_size", "max_num_seqs", "max_num_batched_tokens")}
     numbers, why["dtype"] = options.dtype, "as asked"
     if numbers == "auto":
-        numbers, why["dtype"] = (device.dtype, f"the best of {device.name}") if device else ("f32", "what is exact")
+        numbers, why["dtype"] = (device.dtype, f"the best of {device.name}") if device else ("", "")
     dtype, why["kv_cache_dtype"] = options.kv_cache_dtype, "as asked"
     if dtype == "auto":
         dtype, why["kv_cache_dtype"] = default_kv_dtype, f"the {backend} backend's default"

@@ -9,6 +9,7 @@ from pathlib import Path
 from ...engine.backend import Probe
 from ...errors import BackendUnavailable
 from ...formats import Tensor
+from ...memory.machine import free_memory
 from ...memory.plan import Device, Plan
 from ...model.program import Program
 
@@ -50,12 +51,13 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def device(options) -> Device | None:
-    """What the plan must know of the card; None where there is none and kernels are interpreted."""
+def device(options) -> Device:
+    """What the plan must know of the card, or of the machine where kernels are interpreted."""
     import torch
 
     if interpreted():
-        return None
+        free = free_memory()
+        return Device("Triton's interpreter", free, free // 4, "f32", ROWS, needs)
     free, total = torch.cuda.mem_get_info()
     dtype = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "f16"
     return Device(torch.cuda.get_device_name(), total, free, dtype, ROWS, needs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from ...memory.plan import Plan, kv_bytes_per_token
 from ...model.program import Program
 from .._checks import check_batch
 from . import layout
-from .graphs import Graphs
+from .graphs import Graphs, Shapes, is_decode
 from .kernels.draw import Sampler
 from .layout import Shape
 from .staging import Download, Staging
@@ -23,19 +24,25 @@ from .steps import Runner, Step, check_supported
 from .weights import DTYPES, DeviceWeights
 
 STAGES = frozenset({"ban", "repetition", "frequency", "presence", "temperature", "min_p", "top_k", "top_p", "draw"})
-BUSY_ROWS = 1024  # a step of so many rows keeps the device busy for longer than a capture takes
 
 
 class Ticket:
-    """A step under way."""
+    """A step under way.
 
-    def __init__(self, download: Download) -> None:
+    Args:
+        idle: called once with a function that says whether the step still runs: there is time.
+    """
+
+    def __init__(self, download: Download, idle: Callable[[Callable[[], bool]], None] | None) -> None:
         self.download: Download | None = download
+        self.idle = idle
         self.value: Result | None = None
 
     def result(self) -> Result:
         """Waits for the step. Raises what went wrong on the device."""
         if self.value is None:
+            if self.idle:
+                self.idle(self.download.waiting)
             self.value, self.download = Result(*self.download.wait()), None
         return self.value
 
@@ -81,7 +88,7 @@ class Session:
         most, self.max_table = plan.max_num_batched_tokens, plan.max_num_seqs * -(-plan.max_model_len // plan.block_size)
         self.staging = Staging(layout.capacity(most, plan.max_num_seqs, self.max_table), most, self.device)
         eager = plan.enforce_eager or self.stream is None
-        self.graphs = None if eager else Graphs(min(plan.max_num_seqs, most), self._record)
+        self.graphs = None if eager else Graphs(Shapes(most, plan.max_num_seqs), self._record)
 
     def submit(self, batch: Batch) -> Ticket:
         """Launches the step and returns; what goes wrong on the device is raised by the ticket's `result`."""
@@ -89,29 +96,20 @@ class Session:
             raise EngineClosed("the session is closed")
         self._check(batch)
         with self._on_stream():
-            size = self._graph_size(batch)
-            shape = Shape(size, size, 0, size) if size else layout.shape_of(batch, self.runner.tile_tokens)
+            padded = self._graph_shape(batch)
+            shape = padded or layout.shape_of(batch, self.runner.tile_tokens)
             used = layout.fill(self.staging.begin(), shape, batch, self.runner.tile_tokens, self.plan.block_size)
             self.staging.upload(used)
-            missing = False
-            if size and size in self.graphs.captured:
-                self.graphs.captured[size].replay()
-                logits = None
-            else:
-                missing = bool(size)
+            logits, wanted = None, len(batch.wanted)
+            if padded is None or not self.graphs.replay(padded):
                 logits = self._launch(shape, batch)
-            wanted = len(batch.wanted)
             if batch.want_logits.any():
                 logits = logits[torch.from_numpy(np.flatnonzero(batch.want_logits)).to(self.device, non_blocking=True)]
             else:
                 logits = None
             download = self.staging.download(self.runner.last_ids[:wanted], logits)
             self.drawn = wanted
-            if missing:  # while the device computes
-                self.graphs.capture(size)
-            elif self.graphs and not size and len(batch.tokens) >= BUSY_ROWS and shape.decodes:
-                self.graphs.ahead(len(batch.starts) - 1)
-        return Ticket(download)
+        return Ticket(download, partial(self._idle, padded) if padded and is_decode(padded) else None)
 
     def memory(self) -> dict[str, int]:
         """Bytes allocated by owner: weights, kv, scratch."""
@@ -146,19 +144,24 @@ class Session:
                     "a step is outside what the session was made for", f"it has {has:,} {what}, {most:,} is the most"
                 )
 
-    def _graph_size(self, batch: Batch) -> int:
-        """The padded size if the step is one that graphs are made for, else 0: one row a sequence, each of which wants an id, by
-        the stages that need no second look at the vocabulary."""
-        rows, sampling = len(batch.tokens), batch.sampling
-        if self.graphs is None or len(batch.starts) - 1 != rows or len(batch.wanted) != rows or batch.want_logits.any():
-            return 0
-        if edits(batch) or borders(batch, self.program.vocab_size) or len(sampling.history):
-            return 0
-        return self.graphs.size(rows)
+    def _graph_shape(self, batch: Batch) -> Shape | None:
+        """The padded shape if the step is one that graphs are made for: ids are wanted, by the stages that need no second look at
+        the vocabulary, and it is a decode step, or small."""
+        if self.graphs is None or not len(batch.wanted) or batch.want_logits.any():
+            return None
+        if edits(batch) or borders(batch, self.program.vocab_size):
+            return None
+        shape = layout.shape_of(batch, self.runner.tile_tokens)
+        return self.graphs.shapes.decode(shape.rows) if is_decode(shape) else self.graphs.shapes.mixed(shape)
+
+    def _idle(self, shape: Shape, waiting: Callable[[], bool]) -> None:
+        if self.graphs is not None:
+            with self._on_stream():
+                self.graphs.idle(shape, waiting)
 
     def _launch(self, shape: Shape, batch: Batch) -> torch.Tensor:
         """Every kernel of the step, one launch after the other. -> logits (wanted, vocabulary)."""
-        step = self.staging.step(shape, shape.wanted == shape.rows)
+        step = self.staging.step(shape, is_decode(shape) or len(batch.wanted) == shape.rows)
         logits = self.runner.run(step)
         if shape.wanted and not batch.want_logits.all():
             self._draw(logits, step, batch)
@@ -185,11 +188,11 @@ class Session:
                 sampler.edit(logits[some], part)
             sampler.draw(logits[some], part, ids[some][: len(logits[some])], limits)
 
-    def _record(self, size: int) -> None:
-        """What a decode graph holds."""
-        step = self.staging.step(Shape(size, size, 0, size), True)
+    def _record(self, shape: Shape) -> None:
+        """What a graph holds."""
+        step = self.staging.step(shape, is_decode(shape))
         logits = self.runner.run(step)
-        self.sampler.draw(logits, step.inputs, self.runner.last_ids[:size], False)
+        self.sampler.draw(logits, step.inputs, self.runner.last_ids[: shape.wanted], False)
 
     def _warm_up(self) -> None:
         """Compiles or loads every kernel that a plain step may need, and makes PyTorch's handles, before a request waits."""

@@ -81,6 +81,10 @@ class Download:
     def __init__(self, ids: torch.Tensor, logits: torch.Tensor | None, event) -> None:
         self.ids, self.logits, self.event = ids, logits, event
 
+    def waiting(self) -> bool:
+        """The step still runs."""
+        return self.event is not None and not self.event.query()
+
     def wait(self) -> tuple[np.ndarray, np.ndarray | None]:
         if self.event is not None:
             self.event.synchronize()

@@ -1,4 +1,5 @@
-"""Steps that touch every kernel once. They write over the cache, which holds nothing yet."""
+"""Steps that touch every kernel once: a graph can only be captured of kernels that are loaded. They write over the cache, which
+holds nothing yet."""
 
 from __future__ import annotations
 
@@ -11,14 +12,12 @@ from ...engine.backend import Batch
 from ...memory.plan import Plan
 from ...sampling.params import SamplingParams
 from ...sampling.pipeline import collect
-
-SIZES = (1, 2, 3, 5, 9, 17, 33, 65)  # of decode: between them the number of splits changes, and the kind of product
+from .graphs import padded_sizes
 
 
 def batches(plan: Plan) -> Iterator[Batch]:
-    """Decode at several sizes, then a prompt: within the plan, each over blocks of its own."""
-    most = min(plan.max_num_seqs, plan.max_num_batched_tokens, plan.num_blocks)
-    for size in sorted({min(size, most) for size in SIZES}):
+    """Decode at every padded size, then prompts: within the plan, each over blocks of its own."""
+    for size in padded_sizes(min(plan.max_num_seqs, plan.max_num_batched_tokens, plan.num_blocks)):
         yield batch([1] * size, plan)
     rows = min(plan.max_num_batched_tokens, plan.max_model_len, plan.num_blocks * plan.block_size)
     for length in sorted({min(rows, n) for n in (2, 64, rows)}):

@@ -34,9 +34,9 @@ def _one(
     tl.store(out + part * N + n, y.to(out.dtype.element_ty), mask=n < N)
 
 
-@triton.jit(do_not_specialize=["rows", "x_stride"])
+@triton.jit(do_not_specialize=["rows"])
 def _few(
-    x, weight, bias, out, rows, x_stride, N: tl.constexpr, K: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr,
+    x, weight, bias, out, rows, N: tl.constexpr, K: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr,
     TILE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -47,7 +47,7 @@ def _few(
     for start in range(0, each, TILE):
         at = part * each + start + k
         w = tl.load(line + at[None, :], mask=(n < N)[:, None] & (at < K)[None, :], other=0.0)
-        a = tl.load(x + r[:, None] * x_stride + at[None, :], mask=(r < rows)[:, None] & (at < K)[None, :], other=0.0)
+        a = tl.load(x + r[:, None] * K + at[None, :], mask=(r < rows)[:, None] & (at < K)[None, :], other=0.0)
         acc += dot(a.to(w.dtype), tl.trans(w))
     if BIASED and part == 0:
         acc += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
@@ -82,4 +82,4 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
     if rows == 1:
         _one[grid](x, weight, b, out, n, k, bias is not None, columns, tile, parts, num_warps=4)
     else:
-        _few[grid](x, weight, b, out, rows, x.stride(0), n, k, bias is not None, columns, tile, parts, MAX_ROWS, num_warps=4)
+        _few[grid](x, weight, b, out, rows, n, k, bias is not None, columns, tile, parts, MAX_ROWS, num_warps=4)

@@ -37,9 +37,9 @@ def embed(table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, last
     _embed[(len(out), triton.cdiv(width, columns))](table, tokens, sources, last_ids, out, width, columns, num_warps=4)
 
 
-@triton.jit(do_not_specialize=["part_stride", "count"])
+@triton.jit(do_not_specialize=["count"])
 def _normalize(
-    x, parts, weight, out, eps, part_stride, count,
+    x, parts, weight, out, eps, count,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -48,7 +48,7 @@ def _normalize(
     seen = (row < count)[:, None] & (column < WIDTH)[None, :]
     values = tl.load(x + at, mask=seen, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
-        values += tl.load(parts + part * part_stride + at, mask=seen, other=0.0).to(tl.float32)
+        values += tl.load(parts + part * count * WIDTH + at, mask=seen, other=0.0).to(tl.float32)
     if PARTS:
         tl.store(x + at, values.to(x.dtype.element_ty), mask=seen)
     mean = tl.sum(values * values, axis=1) / WIDTH
@@ -67,21 +67,21 @@ def normalize(x: torch.Tensor, parts: torch.Tensor | None, weight: torch.Tensor,
     """
     rows, width = x.shape
     padded = triton.next_power_of_2(width)
-    count, stride = (0, 0) if parts is None else (len(parts), parts.stride(0))
+    count = 0 if parts is None else len(parts)
     warps = 4 if padded <= 2048 else 8
     each = 32 if INTERPRETED else 1  # rows of a program; interpreted, programs run one after the other
     _normalize[(triton.cdiv(rows, each),)](
-        x, x if parts is None else parts, weight, out, eps, stride, rows, width, padded, count, each, num_warps=warps
+        x, x if parts is None else parts, weight, out, eps, rows, width, padded, count, each, num_warps=warps
     )
 
 
-@triton.jit(do_not_specialize=["part_stride"])
-def _add(x, parts, part_stride, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
+@triton.jit(do_not_specialize=["count"])
+def _add(x, parts, count, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     seen, at = column < WIDTH, tl.program_id(0).to(tl.int64) * WIDTH + column
     values = tl.load(x + at, mask=seen).to(tl.float32)
     for part in tl.static_range(PARTS):
-        values += tl.load(parts + part * part_stride + at, mask=seen).to(tl.float32)
+        values += tl.load(parts + part * count * WIDTH + at, mask=seen).to(tl.float32)
     tl.store(x + at, values.to(x.dtype.element_ty), mask=seen)
 
 
@@ -89,7 +89,7 @@ def add(x: torch.Tensor, parts: torch.Tensor) -> None:
     """x (rows, width) += Σ parts (n, rows, width)."""
     rows, width = x.shape
     columns = min(BLOCK, triton.next_power_of_2(width))
-    _add[(rows, triton.cdiv(width, columns))](x, parts, parts.stride(0), width, columns, len(parts), num_warps=4)
+    _add[(rows, triton.cdiv(width, columns))](x, parts, rows, width, columns, len(parts), num_warps=4)
 
 
 @triton.jit
