@@ -1,6 +1,6 @@
 """The CUDA backend on random weights in the shape of Qwen3-0.6B (or 8B): the engine itself, without tokenizer and text.
 
-    python -m benchmarks.gpu [--shape 0.6b|8b] [--only W2 W1 W3 W1 W4] [--eager] [--profile FILE] [--json FILE]
+    python -m benchmarks.gpu [--shape 0.6b|8b] [--format bf16|q8|q4] [--only W2 W1 ...] [--eager] [--profile FILE] [--json FILE]
 
 W1: 256 requests, prompts and answers of 100 to 1024 tokens at random, temperature 0.6. W4: 1024 such. W2: one stream, prompt 128,
 512 tokens, greedy; the first token alone and the rate of the others. W3: 16 prompts of 2048 tokens, one token each.
@@ -34,20 +34,26 @@ COMMON = dict(
 
 
 class RandomWeights(Mapping):
-    """bf16 tensors of about ±0.02, drawn when asked for; norms are ones."""
+    """Tensors of about ±0.02, drawn when asked for; norms are ones."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self.shapes = shapes
+    def __init__(self, shapes: dict[str, tuple[int, ...]], format: str) -> None:
+        from nano_vllm.formats import describe
+
+        self.shapes, group = shapes, 0 if format == "bf16" else 32
+        self.infos = {n: describe(n, s, *((format, group) if len(s) == 2 else ("f32",))) for n, s in shapes.items()}
 
     def __getitem__(self, name: str):
-        from nano_vllm.formats import Tensor, describe, pack
+        from nano_vllm.formats import Tensor, pack
 
-        shape = self.shapes[name]
+        shape, info = self.shapes[name], self.infos[name]
         if len(shape) == 1:
             return pack(name, np.ones(shape, np.float32), "f32")
-        bits = np.frombuffer(np.random.default_rng(len(name)).bytes(2 * int(np.prod(shape))), np.uint16)
-        # sign and fraction are random, the exponent is that of 1/64
-        return Tensor(describe(name, shape, "bf16"), {"values": ((bits & 0x807F) | 0x3C80).reshape(shape)})
+        raw = np.frombuffer(np.random.default_rng(len(name)).bytes(2 * int(np.prod(shape))), np.uint16).reshape(shape)
+        if info.format == "bf16":  # sign and fraction are random, the exponent is that of 1/64
+            return Tensor(info, {"values": (raw & 0x807F) | 0x3C80})
+        scales = np.full((shape[0], shape[1] // 32), 0.02 / {"q4": 4.6, "q8": 74}[info.format], np.float16)
+        quants = raw.astype(np.int8) if info.format == "q8" else raw[:, ::2].astype(np.uint8)
+        return Tensor(info, {"scales": scales, "quants": quants})
 
     def __iter__(self):
         return iter(self.shapes)
@@ -56,7 +62,7 @@ class RandomWeights(Mapping):
         return len(self.shapes)
 
 
-def opened(shape: str, **asked):
+def opened(shape: str, format: str = "bf16", **asked):
     """An engine over the cuda backend, and the seconds that opening took."""
     from nano_vllm import registry
     from nano_vllm.backends import cuda
@@ -68,8 +74,9 @@ def opened(shape: str, **asked):
     program = lower(registry.load("architectures", "qwen3").describe(COMMON | SHAPES[shape]))
     opts = options(backend="cuda", max_model_len=4096, **asked)
     begun = time.perf_counter()
-    plan = resolve(opts, program, "cuda", cuda.KV_DTYPE, cuda.device(opts))
-    session = cuda.open(program, RandomWeights(program.parameters), plan)
+    weights = RandomWeights(program.parameters, format)
+    plan = resolve(opts, program, "cuda", cuda.KV_DTYPE, cuda.device(opts, weights.infos))
+    session = cuda.open(program, weights, plan)
     engine = Engine(session, plan, program.vocab_size, prefix_caching=True)
     return engine, time.perf_counter() - begun
 
@@ -171,6 +178,7 @@ def profile(engine, target: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
+    parser.add_argument("--format", choices=("bf16", "q8", "q4"), default="bf16")
     parser.add_argument("--only", nargs="+", default=["W2", "W1", "W3", "W1", "W4"])
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--profile", metavar="FILE")
@@ -178,11 +186,11 @@ def main() -> None:
     args = parser.parse_args()
     import torch
 
-    found: dict = {"device": torch.cuda.get_device_name(), "shape": args.shape, "eager": args.eager}
+    found: dict = {"device": torch.cuda.get_device_name(), "shape": args.shape, "format": args.format, "eager": args.eager}
     found["ceilings"] = ceilings()
     torch.cuda.empty_cache()
     print(found["device"], *(f"{name} {value:,.0f}" for name, value in found["ceilings"].items()), sep=", ", flush=True)
-    engine, seconds = opened(args.shape, enforce_eager=args.eager, seed=0)
+    engine, seconds = opened(args.shape, args.format, enforce_eager=args.eager, seed=0)
     print(f"opened in {seconds:.1f} s; {engine.plan.num_blocks:,} blocks", flush=True)
     repeats: dict[str, int] = {}
     for work in args.only:

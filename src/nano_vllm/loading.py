@@ -47,7 +47,7 @@ def load(options: Options) -> Loaded:
     opened = open_model(resolve_path(options.model, options))
     try:
         program = lower(opened.spec)
-        device = backend.device(options) if hasattr(backend, "device") else None
+        device = backend.device(options, opened.weights.infos) if hasattr(backend, "device") else None
         plan = resolve(options, program, name, backend.KV_DTYPE, device)
         tokenizer = open_tokenizer(options, opened, program)
         ends = eos_ids(opened, tokenizer, program.vocab_size)

@@ -87,7 +87,7 @@ def tokenizer(opened) -> str:
     return f"{kind}; {'has a chat template' if template else 'no chat template'}"
 
 
-def plan(options, program) -> None:
+def plan(options, program, infos) -> None:
     """The lines of the plan with their reasons, or why there is none."""
     from ..loading import choose_backend
     from ..memory.machine import format_bytes
@@ -96,7 +96,7 @@ def plan(options, program) -> None:
     print("\nplan")
     try:
         name, backend = choose_backend(options)
-        device = backend.device(options) if hasattr(backend, "device") else None
+        device = backend.device(options, infos) if hasattr(backend, "device") else None
         made = resolve(options, program, name, backend.KV_DTYPE, device)
     except NanoVLLMError as error:
         return line("  none", str(error))
@@ -137,7 +137,7 @@ def main(args: argparse.Namespace) -> int:
     opened = open_model(resolve(asked.model, asked))
     try:
         describe(opened)
-        plan(asked, lower(opened.spec))
+        plan(asked, lower(opened.spec), opened.weights.infos)
         backends(asked)
     finally:
         opened.close()

@@ -7,7 +7,7 @@ A backend is a module in `backends/` with
     OPTIONS: frozenset[str]                         # which of the options that not every backend reads it does read
     def probe(options) -> Probe                     # usable, or the reason and the mend
     def open(program, weights, plan) -> Session     # weights: Mapping[str, Tensor], each read once
-    def device(options) -> Device | None            # where it has memory of its own to plan with; see memory/plan.py
+    def device(options, infos) -> Device            # where it has memory of its own to plan with; see memory/plan.py
 
 The engine owns block ids, the session owns block bytes.
 """

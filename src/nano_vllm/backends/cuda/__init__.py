@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from ...engine.backend import Probe
 from ...errors import BackendUnavailable
-from ...formats import Tensor
+from ...formats import Tensor, TensorInfo
 from ...memory.machine import free_memory
 from ...memory.plan import Device, Plan
 from ...model.program import Program
@@ -51,19 +52,19 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def device(options) -> Device:
-    """What the plan must know of the card, or of the machine where kernels are interpreted."""
+def device(options, infos: Mapping[str, TensorInfo]) -> Device:
+    """What the plan must know of the card, or of the machine where kernels are interpreted. infos: of the weights."""
     import torch
 
     if interpreted():
         free = free_memory()
-        return Device("Triton's interpreter", free, free // 4, "f32", ROWS, needs)
+        return Device("Triton's interpreter", free, free // 4, "f32", ROWS, partial(needs, infos))
     free, total = torch.cuda.mem_get_info()
     dtype = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "f16"
-    return Device(torch.cuda.get_device_name(), total, free, dtype, ROWS, needs)
+    return Device(torch.cuda.get_device_name(), total, free, dtype, ROWS, partial(needs, infos))
 
 
-def needs(program: Program, dtype: str, rows: int, sequences: int, length: int) -> int:
+def needs(infos: Mapping[str, TensorInfo], program: Program, dtype: str, rows: int, sequences: int, length: int) -> int:
     """Bytes that a session takes beside its cache."""
     from .kernels.draw import Sampler
     from .steps import sizes
@@ -72,11 +73,11 @@ def needs(program: Program, dtype: str, rows: int, sequences: int, length: int) 
     buffers = sizes(program, DTYPES[dtype], rows, sequences).values()
     turns = sum(2 * 4 * len(rope.frequencies) * length for rope in program.ropes)
     total = sum(count * kind.itemsize for count, kind in buffers) + turns + Sampler.bytes(program.vocab_size, sequences)
-    return nbytes(program, DTYPES[dtype]) + total + OTHERS
+    return nbytes(program, DTYPES[dtype], infos) + total + OTHERS
 
 
 def open(program: Program, weights: Mapping[str, Tensor], plan: Plan):
-    """Takes weights to the device one after the other; quantised ones are unpacked.
+    """Takes weights to the device one after the other. q8 and q4 stay packed, other quantised ones are unpacked.
 
     Raises:
         BackendUnavailable: PyTorch or Triton cannot be loaded, or there is no card.

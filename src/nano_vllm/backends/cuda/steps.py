@@ -15,8 +15,9 @@ from ...errors import UnsupportedModel
 from ...memory.plan import Plan
 from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
 from ...model.spec import Rope
-from .kernels import attention, linear, rotate, rows
-from .weights import DTYPES, DeviceWeights
+from .kernels import attention, linear, packed, rotate, rows
+from .kernels.packed import Packed
+from .weights import DTYPES, UNPACKED, DeviceWeights
 
 MAX_HEAD_SIZE = 256
 
@@ -91,6 +92,9 @@ class Runner:
             name: torch.empty(count, dtype=kind, device=device)
             for name, (count, kind) in sizes(program, dtype, plan.max_num_batched_tokens, plan.max_num_seqs).items()
         }
+        self.dtype = dtype
+        largest = max((m.shape[0] * m.shape[1] for m in weights.matrices.values() if isinstance(m, Packed)), default=0)
+        self.buffers["unpacked"] = torch.empty(min(UNPACKED, largest), dtype=dtype, device=device)
         slots = plan.num_blocks * plan.block_size
         self.caches = [torch.zeros(2, slots, c.kv_heads, c.head_size, dtype=cache_type, device=device) for c in program.caches]
         self.turns = [tuple(torch.from_numpy(x).to(device) for x in turns(r, plan.max_model_len)) for r in program.ropes]
@@ -126,7 +130,8 @@ class Runner:
         match op:
             case Embed():
                 table = self.weights.matrices[(op.weight,)]
-                rows.embed(table, inputs["tokens"], inputs["sources"], self.last_ids, self._view(op.dst, n, table.shape[1]))
+                embed = packed.embed if isinstance(table, Packed) else rows.embed
+                embed(table, inputs["tokens"], inputs["sources"], self.last_ids, self._view(op.dst, n, table.shape[1]))
             case Normalize():
                 x, parts = self._view(op.src, n, widths[op.src]), self.pending.pop(op.src, None)
                 rows.normalize(x, parts, self.weights.vectors[op.weight], op.eps, self._view(op.dst, n, widths[op.src]))
@@ -154,8 +159,8 @@ class Runner:
         weight, bias = self.weights.matrices[op.weights], self.weights.biases.get(op.weights)
         (n, k), count = weight.shape, self.rows
         x = self._view(op.src, count, k)
-        if x.dtype != weight.dtype:
-            x = x.to(weight.dtype)
+        if x.dtype != self.dtype:
+            x = x.to(self.dtype)
         few = count <= linear.MAX_ROWS
         if op.accumulate and op.dst in self.pending:
             self._settle(op.dst)
@@ -168,9 +173,21 @@ class Runner:
             if op.dst == "logits":
                 self.logits = y[0]
         if few:
-            linear.linear(x, weight, bias, y)
+            (packed if isinstance(weight, Packed) else linear).linear(x, weight, bias, y)
+        elif isinstance(weight, Packed):
+            self._unpacked(x, weight, bias, y[0])
         else:
             product(x, weight, bias, y[0])
+
+    def _unpacked(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        """The product with a packed matrix, as many of its rows at a time as there is space for."""
+        n, k = weight.shape
+        each = max(1, UNPACKED // k)
+        for first in range(0, n, each):
+            values = self.buffers["unpacked"][: min(each, n - first) * k].view(-1, k)
+            packed.unpack(weight, first, values)
+            some = slice(first, first + len(values))
+            product(x, values, None if bias is None else bias[some], out[:, some])
 
     def _rotate(self, op: Rotate, step: Step) -> None:
         qkv = self._view(op.buffer, self.rows, (op.heads + 2 * op.kv_heads) * op.head_size)
