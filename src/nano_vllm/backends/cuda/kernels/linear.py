@@ -58,9 +58,8 @@ def _few(
 def tiles(rows: int, n: int, k: int, splittable: bool) -> tuple[int, int, int]:
     """-> outputs of a program, columns of a tile, parts of the sum over columns."""
     tile = min(512 if rows == 1 else 128, triton.next_power_of_2(max(16, k)))
-    least = 8 if rows == 1 else 16
-    columns = least
-    while columns < 64 and -(-n // (2 * columns)) >= PROGRAMS:
+    columns, most = (8, 16) if rows == 1 else (16, 64)  # one row's sums are a tile's size each, in registers
+    while columns < most and -(-n // (2 * columns)) >= PROGRAMS:
         columns *= 2
     parts = 1
     while splittable and parts < MAX_PARTS and -(-n // columns) * parts < PROGRAMS // 2 and 2 * parts * tile <= k:
@@ -82,4 +81,4 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
     if rows == 1:
         _one[grid](x, weight, b, out, n, k, bias is not None, columns, tile, parts, num_warps=4)
     else:
-        _few[grid](x, weight, b, out, rows, n, k, bias is not None, columns, tile, parts, MAX_ROWS, num_warps=4)
+        _few[grid](x, weight, b, out, rows, n, k, bias is not None, columns, tile, parts, MAX_ROWS, num_warps=4, num_stages=4)

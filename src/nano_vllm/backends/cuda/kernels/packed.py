@@ -161,10 +161,11 @@ def linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torc
     grid, b = (triton.cdiv(n, outputs), parts), x if bias is None else bias
     how = (n, k, weight.group, weight.four_bits, weight.mins is not None, bias is not None, outputs)
     if rows == 1:
-        groups = min(64, triton.next_power_of_2(triton.cdiv(k // 32, parts)))  # 4 loads of 16 bytes a thread for 8 outputs
+        # up to 4 loads of 16 bytes under way in a thread, and as many sums in registers as their columns
+        groups = min(512 // outputs, triton.next_power_of_2(triton.cdiv(k // 32, parts)))
         _one[grid](x, *_planes(weight), b, out, *how, groups, parts, num_warps=4)
     else:
-        _few[grid](x, *_planes(weight), b, out, rows, *how, tile, parts, MAX_ROWS, num_warps=4)
+        _few[grid](x, *_planes(weight), b, out, rows, *how, tile, parts, MAX_ROWS, num_warps=4, num_stages=4)
 
 
 def unpack(weight: Packed, first: int, out: torch.Tensor) -> None:
