@@ -79,7 +79,7 @@ def test_gate(type, activation, count, size):
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("count, n, k", [(1, 1, 17), (1, 130, 1100), (2, 33, 96), (7, 70, 700), (16, 129, 33)])
+@pytest.mark.parametrize("count, n, k", [(1, 1, 17), (1, 37, 1100), (2, 33, 96), (7, 19, 300), (16, 35, 33)])
 def test_linear(type, biased, count, n, k):
     x, weight, bias = random(count, k, type=type), random(n, k, seed=1, type=type), random(n, seed=2)
     right = reference.linear(array(x), array(weight), array(bias) if biased else None)
@@ -142,9 +142,7 @@ class Paged:
 HEADS = [(4, 2, 16), (9, 3, 6), (8, 1, 40), (2, 2, 130)]
 
 
-@pytest.mark.parametrize(
-    "type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f16", "f16", 9), ("bf16", "f16", None)]
-)
+@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("bf16", "f16", None)])
 @pytest.mark.parametrize("heads, kv_heads, size", HEADS)
 def test_decode(type, cache, window, heads, kv_heads, size):
     lengths = (1, 45, 16, 70)
@@ -169,9 +167,7 @@ def test_decode_without_splits(monkeypatch):
     test_decode("f32", "f32", 9, 9, 3, 6)
 
 
-@pytest.mark.parametrize(
-    "type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f32", "f16", 9), ("f32", "f32", None)]
-)
+@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f32", "f16", 9)])
 @pytest.mark.parametrize("heads, kv_heads, size", HEADS)
 def test_prefill(type, cache, window, heads, kv_heads, size):
     # (sequence, first position, rows): a whole prompt, a chunk of one, a short one
