@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from nano_vllm import registry  # noqa: E402
 from nano_vllm.backends import cuda, reference  # noqa: E402
+from nano_vllm.backends.cuda.graphs import Shapes, is_decode  # noqa: E402
 from nano_vllm.engine.engine import Engine  # noqa: E402
 from nano_vllm.errors import BatchError, EngineClosed, ModelFileError, OptionError, UnsupportedModel  # noqa: E402
 from nano_vllm.formats import pack  # noqa: E402
@@ -196,6 +197,37 @@ def test_the_engine_answers_as_on_the_reference():
     plan = dict(num_blocks=7, max_num_seqs=4, max_num_batched_tokens=24)
     spec = model(layers=1)
     assert run(opened(spec, **plan), requests) == run(opened(spec, reference, **plan), requests)
+
+
+class Padded:
+    """Stands in for `Graphs`: what a graph would hold is launched instead, on the inputs that it would find."""
+
+    def __init__(self, session):
+        self.shapes, self.session, self.seen = Shapes(session.plan.max_num_batched_tokens, 16), session, []
+
+    def replay(self, shape) -> bool:
+        self.seen.append(shape)
+        if len(self.seen) % 3:  # a shape without a graph is launched padded, too
+            self.session._record(shape)
+        return len(self.seen) % 3 > 0
+
+    def idle(self, shape, waiting) -> None:
+        assert is_decode(shape)
+
+
+def test_padding_changes_no_answer():
+    """Decode steps of 11 and more rows, and mixed ones, are padded as for graphs."""
+    requests = [
+        (ids(2 + i % 3, seed=i).tolist(), SamplingParams(temperature=1.2 * (i % 2), seed=i, max_tokens=2 + i % 2))
+        for i in range(11)
+    ]
+    plan = dict(num_blocks=12, max_num_seqs=16, max_num_batched_tokens=32)
+    spec = model(layers=1, hidden=16, mlp=16)
+    session = opened(spec, **plan)
+    session.graphs = Padded(session)
+    assert run(session, requests) == run(opened(spec, reference, **plan), requests)
+    seen = session.graphs.seen
+    assert any(shape.tiles for shape in seen) and any(shape.rows == 12 for shape in seen if is_decode(shape))
 
 
 def test_probe_and_names():
