@@ -90,6 +90,16 @@ def test_linear(type, biased, count, n, k):
         close(out.float().sum(0), right, type)
 
 
+@pytest.mark.parametrize("activation", rows.ACTIVATIONS)
+@pytest.mark.parametrize("type", TYPES)
+def test_linear_that_gates_its_row(type, activation):
+    x, weight = 3 * random(1, 600, type=type), random(21, 300, seed=1, type=type)
+    right = reference.linear(reference.gate(array(x), 300, activation), array(weight), None)
+    out = poisoned(1, 1, 21, type=type)
+    linear.linear(x, weight, None, out, activation)
+    close(out[0], right, type)
+
+
 @pytest.mark.parametrize("type, cache", [("f32", "f32"), ("bf16", "bf16"), ("f32", "f16")])
 @pytest.mark.parametrize(
     "heads, kv_heads, size, normed", [(4, 2, 16, True), (9, 3, 6, False), (1, 1, 80, True), (14, 2, 64, False)]

@@ -93,6 +93,13 @@ class Runner:
             for name, (count, kind) in sizes(program, dtype, plan.max_num_batched_tokens, plan.max_num_seqs).items()
         }
         self.dtype = dtype
+        self.gates = {  # of a linear that reads what a gate leaves: with one row, it gates as it reads
+            after.name: op
+            for op, after in zip(program.ops, program.ops[1:])
+            if isinstance(op, Gate) and isinstance(after, Linear) and after.src == op.dst
+            if not isinstance(weights.matrices[after.weights], Packed)
+        }
+        self.gated = {op.name for op in self.gates.values()}
         largest = max((m.shape[0] * m.shape[1] for m in weights.matrices.values() if isinstance(m, Packed)), default=0)
         self.buffers["unpacked"] = torch.empty(min(UNPACKED, largest), dtype=dtype, device=device)
         slots = plan.num_blocks * plan.block_size
@@ -142,7 +149,8 @@ class Runner:
             case Attend():
                 self._attend(op, step)
             case Gate():
-                rows.gate(self._view(op.src, n, 2 * op.size), op.size, op.activation, self._view(op.dst, n, op.size))
+                if n > 1 or op.name not in self.gated:
+                    rows.gate(self._view(op.src, n, 2 * op.size), op.size, op.activation, self._view(op.dst, n, op.size))
             case Select():
                 if not step.every:
                     self._select(op, step)
@@ -158,7 +166,8 @@ class Runner:
             self._settle(op.src)
         weight, bias = self.weights.matrices[op.weights], self.weights.biases.get(op.weights)
         (n, k), count = weight.shape, self.rows
-        x = self._view(op.src, count, k)
+        gate = self.gates.get(op.name) if count == 1 else None
+        x = self._view(gate.src, 1, 2 * k) if gate else self._view(op.src, count, k)
         if x.dtype != self.dtype:
             x = x.to(self.dtype)
         few = count <= linear.MAX_ROWS
@@ -172,8 +181,10 @@ class Runner:
             y = self._view(op.dst, count, n)[None]
             if op.dst == "logits":
                 self.logits = y[0]
-        if few:
-            (packed if isinstance(weight, Packed) else linear).linear(x, weight, bias, y)
+        if few and isinstance(weight, Packed):
+            packed.linear(x, weight, bias, y)
+        elif few:
+            linear.linear(x, weight, bias, y, gate.activation if gate else "")
         elif isinstance(weight, Packed):
             self._unpacked(x, weight, bias, y[0])
         else:

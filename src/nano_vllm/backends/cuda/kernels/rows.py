@@ -93,17 +93,24 @@ def add(x: torch.Tensor, parts: torch.Tensor) -> None:
 
 
 @triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """float32 x -> its activation."""
+    if ACTIVATION == "silu":
+        y = x / (1 + tl.exp(-x))
+    else:  # x/2 · (1 + tanh(z)) = x · sigmoid(2 z)
+        z = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        y = x / (1 + tl.exp(-2 * z))
+    return y
+
+
+@triton.jit
 def _gate(src, out, SIZE: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     seen = column < SIZE
     x = tl.load(src + row * STRIDE + column, mask=seen, other=0.0).to(tl.float32)
     up = tl.load(src + row * STRIDE + SIZE + column, mask=seen, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        y = x / (1 + tl.exp(-x))
-    else:  # x/2 · (1 + tanh(z)) = x · sigmoid(2 z)
-        z = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        y = x / (1 + tl.exp(-2 * z))
+    y = activate(x, ACTIVATION)
     tl.store(out + row * SIZE + column, (y * up).to(out.dtype.element_ty), mask=seen)
 
 
