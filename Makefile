@@ -39,7 +39,7 @@ test-arm: install $(STAMPS)/dev model  ## the native tests on emulated AArch64 (
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash native/arm.sh $(ARGS)
 
 test-cuda:  ## the CUDA backend's tests on a card, with the Python that has PyTorch and Triton for it (PYTHON=…)
-	PYTHONPATH=src TRITON_INTERPRET=0 $(PYTHON) -m pytest -q tests/cuda tests/backends/test_conformance.py -k cuda $(ARGS)
+	PYTHONPATH=src TRITON_INTERPRET=0 $(PYTHON) -m pytest -q tests/cuda $(ARGS)
 
 bench: bench-cpu
 

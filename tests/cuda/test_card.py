@@ -10,13 +10,16 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from nano_vllm import registry  # noqa: E402
+from nano_vllm.backends import reference  # noqa: E402
 from nano_vllm.backends.cuda.kernels import attention, linear  # noqa: E402
 from nano_vllm.sampling import pipeline  # noqa: E402
 from nano_vllm.sampling.params import SamplingParams  # noqa: E402
+from tests.backends import tiny  # noqa: E402
 
 from .test_draw import draw, sampling  # noqa: E402
 from .test_kernels import Paged, array, close, ints, poisoned, random  # noqa: E402
-from .test_session import ids, model, opened, run  # noqa: E402
+from .test_session import BOUNDS, ids, model, opened, run  # noqa: E402
 
 
 @pytest.mark.parametrize("heads, kv_heads, size", [(16, 8, 128), (32, 8, 128), (9, 3, 64), (8, 1, 256)])
@@ -72,6 +75,20 @@ def test_draws_from_a_large_vocabulary():
     logits = (3 * np.random.default_rng(1).standard_normal((len(cases), 151936))).astype(np.float32)
     batch = sampling([SamplingParams(**case) for case in cases], 151936)
     np.testing.assert_array_equal(draw(logits, batch), pipeline.sample(logits, batch))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("architecture, index", tiny.variants())
+def test_logits_of_every_architecture(architecture, index, dtype):
+    """Against the reference backend, which tests/backends holds to transformers."""
+    module = registry.load("architectures", architecture)
+    spec = module.describe(tiny.configs(module)[index])
+    settings = dict(max_num_batched_tokens=64, max_model_len=4096)
+    prompt = tiny.tokens(spec.vocab_size)
+    exact = tiny.logits(opened(spec, reference, **settings), prompt)
+    ours = tiny.logits(opened(spec, dtype=dtype, **settings), prompt)
+    # these models are made sharp: an error of one layer grows in the next ones
+    assert np.sqrt(np.mean((ours - exact) ** 2)) <= 3 * BOUNDS[dtype] * np.sqrt(np.mean(exact**2))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
