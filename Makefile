@@ -16,7 +16,7 @@ REQUIREMENTS = $(BIN)/python -c 'import sys; \
 	p = tomllib.load(open("pyproject.toml", "rb")); \
 	print("\n".join(p["build-system"]["requires"] if sys.argv[1] == "build" else p["project"]["optional-dependencies"][sys.argv[1]]))'
 
-.PHONY: demo test test-arm deps install model sanitize bench bench-cpu llama-server docs clean
+.PHONY: demo test test-arm test-cuda deps install model sanitize bench bench-cpu llama-server docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -37,6 +37,9 @@ sanitize: install $(STAMPS)/dev  ## the native part under the address and undefi
 
 test-arm: install $(STAMPS)/dev model  ## the native tests on emulated AArch64 (root on Debian, or its cross compiler and qemu)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash native/arm.sh $(ARGS)
+
+test-cuda:  ## the CUDA backend's tests on a card, with the Python that has PyTorch and Triton for it (PYTHON=…)
+	PYTHONPATH=src TRITON_INTERPRET=0 $(PYTHON) -m pytest -q tests/cuda $(ARGS)
 
 bench: bench-cpu
 

@@ -40,7 +40,7 @@ if [ ! -e "$system/complete" ]; then
 fi
 version="$(basename "$(echo "$system"/usr/include/python3.*)")"
 
-# What the project and its tests depend on, but the two packages whose size is that of all others many times over.
+# What the project and its tests depend on, but the packages whose size is that of all others many times over.
 packages="$build/packages"
 if [ ! -e "$packages/complete" ]; then
     rm -rf "$packages"
@@ -52,7 +52,7 @@ except ImportError:
     from pip._vendor import tomli as tomllib
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
 wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-print("\n".join(line for line in wanted if not line.startswith(("torch", "transformers"))))
+print("\n".join(line for line in wanted if not line.startswith(("torch", "transformers", "triton"))))
 END
     "$python" -m pip install --quiet --target "$packages" --implementation cp --python-version "${version#python}" \
         --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \

@@ -47,7 +47,8 @@ def load(options: Options) -> Loaded:
     opened = open_model(resolve_path(options.model, options))
     try:
         program = lower(opened.spec)
-        plan = resolve(options, program, name, backend.KV_DTYPE)
+        device = backend.device(options, opened.weights.infos) if hasattr(backend, "device") else None
+        plan = resolve(options, program, name, backend.KV_DTYPE, device)
         tokenizer = open_tokenizer(options, opened, program)
         ends = eos_ids(opened, tokenizer, program.vocab_size)
         session = backend.open(program, opened.weights, plan)
@@ -84,14 +85,15 @@ def choose_backend(options: Options) -> tuple[str, ModuleType]:
             if reasons:
                 log.warning("using backend %s: %s", name, "; ".join(reasons))
             return name, backend
-        reasons.append(f"{name}: {probe.reason}. {probe.mend}".rstrip())
+        if probe.notable:
+            reasons.append(f"{name}: {probe.reason}. {probe.mend}".rstrip())
     raise BackendUnavailable("no backend can run here", "; ".join(reasons))
 
 
 def _check_read(options: Options, name: str, backend: ModuleType, passed: list[str]) -> None:
     """OptionError for an option of other backends that this one does not read; `passed`: why it was not one of those."""
     for option in sorted(set().union(*(b.OPTIONS for b in registry.modules("backends").values())) - backend.OPTIONS):
-        if getattr(options, option):
+        if getattr(options, option) != getattr(Options, option):
             why = "; ".join([f"the {name} backend does not read it", *passed])
             variable = f" (or unset {ENVIRONMENT[option]})" if option in ENVIRONMENT else ""
             raise OptionError(f"option {option} = {getattr(options, option)!r} would be ignored", why, f"Leave it out{variable}.")

@@ -21,22 +21,28 @@ class Options:
     Attributes:
         model: alias, Hugging Face id, folder, or .gguf file.
         tokenizer: folder or tokenizer.json to use instead of the model's own.
-        backend: auto, or a file's name in backends/ (cpu, reference).
+        backend: auto, or a file's name in backends/ (cpu, cuda, reference).
         revision: of a Hugging Face id.
-        kv_cache_dtype: auto (int16 on cpu, f32 on reference), f32, f16, bf16, int16, int8; the last two with a scale per
-            token and head. int8 holds nearly twice the tokens in the same memory.
+        dtype: of weights and activations on a GPU: auto (bf16 where it has that, else f16), bf16, f16, f32.
+        kv_cache_dtype: auto (int16 on cpu, f32 on reference, dtype on cuda), f32, f16, bf16, int16, int8; the last two, which
+            cuda does not have, with a scale per token and head. int8 holds nearly twice the tokens in the same memory.
         block_size: tokens per cache block, a power of two from 16 to 1024.
         num_blocks: of the cache; wins over kv_cache_memory.
-        kv_cache_memory: bytes for the cache ("512MB", 1.5e9); default a quarter of the free memory, no more than
-            max_num_seqs requests of full length need.
+        kv_cache_memory: bytes for the cache ("512MB", 1.5e9); default a quarter of the free memory, or what is left of a GPU's
+            share; no more than max_num_seqs requests of full length need.
+        gpu_memory_utilization: share of a GPU's memory that weights, cache and buffers may fill, beside what others use already;
+            default 0.9.
+        device_memory_budget: the same in bytes; one of the two.
         max_model_len: longest prompt and answer together, at least 2; default what the model was trained for, if the cache
             holds it.
         max_num_seqs: requests that run at once.
-        max_num_batched_tokens: tokens computed in one step, no more than the cache holds; longer prompts are computed in chunks.
+        max_num_batched_tokens: tokens computed in one step, no more than the cache holds; longer prompts are computed in chunks;
+            default 512, on a GPU 8192.
         enable_prefix_caching: keep the blocks of finished requests for prompts that begin alike.
         scheduler_policy: a file's name in policies/ (fifo, priority); "fcfs" is fifo.
         threads: of the CPU backend, no more than the processors this process may use; default the physical cores among them.
         isa: instruction set of the CPU backend (generic, avx2, avx512, neon, neon_dotprod); default the widest the processor has.
+        enforce_eager: on a GPU, launch every kernel of every step instead of capturing steps as graphs.
         seed: from which requests without one draw theirs; None: from the operating system.
         cache_dir: where downloads of aliases go.
         log_level: debug, info, warning, error.
@@ -46,17 +52,21 @@ class Options:
     tokenizer: str | None = None
     revision: str | None = None
     backend: str = "auto"
+    dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | float | str | None = None
+    gpu_memory_utilization: float | None = None
+    device_memory_budget: int | float | str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     scheduler_policy: str = "fifo"
     threads: int | None = None
     isa: str | None = None
+    enforce_eager: bool = False
     seed: int | None = None
     cache_dir: str | None = None
     log_level: str = "warning"
@@ -96,10 +106,10 @@ def check(opts: Options) -> Options:
     def refuse(name: str, why: str, mend: str = "") -> None:
         raise OptionError(f"option {name} = {getattr(opts, name)!r} is not valid", why, mend)
 
-    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+    for name in ("block_size", "max_num_seqs"):
         if not _is_count(getattr(opts, name)):
             refuse(name, "it is a whole number of at least 1")
-    for name in ("num_blocks", "max_model_len", "threads"):
+    for name in ("num_blocks", "max_model_len", "max_num_batched_tokens", "threads"):
         if getattr(opts, name) is not None and not _is_count(getattr(opts, name)):
             refuse(name, "it is a whole number of at least 1")
     if not 16 <= opts.block_size <= 1024 or opts.block_size & (opts.block_size - 1):
@@ -109,22 +119,31 @@ def check(opts: Options) -> Options:
     if opts.threads is not None and opts.threads > (cpus := usable_cpus()):
         why = f"this process may use {cpus} processors, and a thread without one makes all others wait"
         refuse("threads", why, f"Ask for at most {cpus}, or leave it out to use the physical cores.")
-    if opts.kv_cache_memory is not None:
-        try:
-            parse_bytes(opts.kv_cache_memory)
-        except ValueError:
-            refuse("kv_cache_memory", "it is a number of bytes", 'Write it as 1.5e9, "512MB" or "2GiB".')
+    for name in ("kv_cache_memory", "device_memory_budget"):
+        if getattr(opts, name) is not None:
+            try:
+                parse_bytes(getattr(opts, name))
+            except ValueError:
+                refuse(name, "it is a number of bytes", 'Write it as 1.5e9, "512MB" or "2GiB".')
+    share = opts.gpu_memory_utilization
+    if share is not None:
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            refuse("gpu_memory_utilization", "it is a number above 0 and at most 1")
+        if opts.device_memory_budget is not None:
+            refuse("gpu_memory_utilization", "device_memory_budget says the same in bytes", "Give one of the two.")
     policies = {"fcfs": "fifo"} | {name: name for name in registry.names("policies")}
     for name, choices in (
         ("backend", ("auto", *registry.names("backends"))),
+        ("dtype", ("auto", "bf16", "f16", "f32")),
         ("kv_cache_dtype", ("auto", "f32", "f16", "bf16", "int16", "int8")),
         ("scheduler_policy", tuple(policies)),
         ("log_level", ("debug", "info", "warning", "error")),
     ):
         if getattr(opts, name) not in choices:
             refuse(name, f"it is one of {', '.join(choices)}")
-    if not isinstance(opts.enable_prefix_caching, bool):
-        refuse("enable_prefix_caching", "it is True or False")
+    for name in ("enable_prefix_caching", "enforce_eager"):
+        if not isinstance(getattr(opts, name), bool):
+            refuse(name, "it is True or False")
     if opts.seed is not None and (isinstance(opts.seed, bool) or not isinstance(opts.seed, int) or opts.seed < 0):
         refuse("seed", "it is a whole number of at least 0")
     for name in ("model", "tokenizer", "revision", "isa", "cache_dir"):

@@ -60,8 +60,9 @@ def error(backend, spec, weights, case) -> float:
         session.close()
 
 
-@pytest.mark.parametrize("spelling", ["new", "old"])
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize(
+    "backend, spelling", [("reference", "new"), ("reference", "old"), ("cpu", "new"), ("cpu", "old"), ("cuda", "new")]
+)
 def test_logits_equal_transformers(case, backend, spelling):
     opened = open_model(case.folders[spelling])
     assert error(registry.load("backends", backend), opened.spec, opened.weights, case) <= BOUND

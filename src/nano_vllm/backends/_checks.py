@@ -51,10 +51,13 @@ def check_blocks(batch: Batch, program: Program, plan: Plan) -> None:
     require(firsts.min() >= 0 and lasts.max() < table.shape[1] * size, "a position is outside the block table")
     reach = [op.window for op in program.ops if isinstance(op, Attend)]
     widest = None if None in reach else max(reach, default=1)
-    for s, (first, last) in enumerate(zip(firsts, lasts)):
-        lowest = 0 if widest is None else max(0, first + 1 - widest)
-        used = table[s, lowest // size : last // size + 1]
-        require(used.min() >= 0 and used.max() < plan.num_blocks, f"sequence {s} uses a block outside the pool: {used.tolist()}")
+    lowest = np.zeros_like(firsts) if widest is None else np.maximum(0, firsts + 1 - widest)
+    column = np.arange(table.shape[1])
+    used = (column >= lowest[:, None] // size) & (column <= lasts[:, None] // size)
+    outside = used & ((table < 0) | (table >= plan.num_blocks))
+    if outside.any():
+        s = int(outside.any(axis=1).argmax())
+        require(False, f"sequence {s} uses a block outside the pool: {table[s, used[s]].tolist()}")
     written = table[sequence, batch.positions // size].astype(np.int64) * size + batch.positions % size
     require(len(np.unique(written)) == len(written), "two rows of the batch write the same slot of the cache")
 

@@ -87,7 +87,7 @@ def tokenizer(opened) -> str:
     return f"{kind}; {'has a chat template' if template else 'no chat template'}"
 
 
-def plan(options, program) -> None:
+def plan(options, program, infos) -> None:
     """The lines of the plan with their reasons, or why there is none."""
     from ..loading import choose_backend
     from ..memory.machine import format_bytes
@@ -96,12 +96,13 @@ def plan(options, program) -> None:
     print("\nplan")
     try:
         name, backend = choose_backend(options)
-        made = resolve(options, program, name, backend.KV_DTYPE)
+        device = backend.device(options, infos) if hasattr(backend, "device") else None
+        made = resolve(options, program, name, backend.KV_DTYPE, device)
     except NanoVLLMError as error:
         return line("  none", str(error))
     for field in fields(Plan):
         value = getattr(made, field.name)
-        if field.name != "reasons" and value != "":
+        if field.name != "reasons" and value not in ("", False):
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             line(f"  {field.name}", made.reasons.get(field.name, ""), shown)
     size = made.num_blocks * made.block_size * kv_bytes_per_token(program, made.kv_cache_dtype)
@@ -136,7 +137,7 @@ def main(args: argparse.Namespace) -> int:
     opened = open_model(resolve(asked.model, asked))
     try:
         describe(opened)
-        plan(asked, lower(opened.spec))
+        plan(asked, lower(opened.spec), opened.weights.infos)
         backends(asked)
     finally:
         opened.close()

@@ -7,6 +7,7 @@ A backend is a module in `backends/` with
     OPTIONS: frozenset[str]                         # which of the options that not every backend reads it does read
     def probe(options) -> Probe                     # usable, or the reason and the mend
     def open(program, weights, plan) -> Session     # weights: Mapping[str, Tensor], each read once
+    def device(options, infos) -> Device            # where it has memory of its own to plan with; see memory/plan.py
 
 The engine owns block ids, the session owns block bytes.
 """
@@ -23,12 +24,17 @@ from ..sampling.pipeline import SamplingBatch
 
 @dataclass(frozen=True)
 class Probe:
-    """What a backend says of this machine."""
+    """What a backend says of this machine.
+
+    Attributes:
+        notable: the user should hear of it when another backend is taken because this one is not usable.
+    """
 
     usable: bool
     reason: str
     mend: str = ""
     details: dict[str, str] = field(default_factory=dict)
+    notable: bool = True
 
 
 @dataclass(frozen=True)

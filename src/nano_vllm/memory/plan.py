@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import NotEnoughMemory, OptionError
@@ -11,6 +12,27 @@ from .machine import format_bytes, free_memory, measured_free_memory, parse_byte
 
 # Cache type -> bytes of a number, and of the scale that a token's numbers share in each head.
 CACHE_BYTES = {"f32": (4, 0), "f16": (2, 0), "bf16": (2, 0), "int16": (2, 4), "int8": (1, 4)}
+UTILIZATION = 0.9  # of a device's memory where nothing is asked for
+HOST_ROWS = 512  # tokens of a step on the host, where none are asked for
+
+
+@dataclass(frozen=True)
+class Device:
+    """A card with memory of its own, as its backend sees it before anything is loaded.
+
+    Attributes:
+        total, free: bytes.
+        dtype: of weights and activations where none is asked for.
+        rows: tokens of a step where none are asked for.
+        needs: (program, dtype, rows, sequences, positions) -> bytes beside the cache.
+    """
+
+    name: str
+    total: int
+    free: int
+    dtype: str
+    rows: int
+    needs: Callable[[Program, str, int, int, int], int]
 
 
 @dataclass(frozen=True)
@@ -22,6 +44,7 @@ class Plan:
         num_blocks: cache blocks of block_size tokens.
         threads, isa: of the CPU backend; isa "" is the widest there is.
         reasons: field name -> why it has its value.
+        dtype, enforce_eager: of the CUDA backend: of weights and activations, "" elsewhere; no graphs.
     """
 
     backend: str
@@ -34,6 +57,8 @@ class Plan:
     threads: int
     isa: str
     reasons: dict[str, str]
+    dtype: str = "f32"
+    enforce_eager: bool = False
 
 
 def kv_bytes_per_token(program: Program, dtype: str) -> int:
@@ -42,17 +67,22 @@ def kv_bytes_per_token(program: Program, dtype: str) -> int:
     return sum(2 * c.kv_heads * (c.head_size * number + scale) for c in program.caches)
 
 
-def resolve(options: Options, program: Program, backend: str, default_kv_dtype: str) -> Plan:
+def resolve(options: Options, program: Program, backend: str, default_kv_dtype: str, device: Device | None = None) -> Plan:
     """Options and model -> Plan. Raises NotEnoughMemory with the arithmetic, OptionError for what cannot be had together."""
     why: dict[str, str] = {name: "as asked or by default" for name in ("block_size", "max_num_seqs", "max_num_batched_tokens")}
+    numbers, why["dtype"] = options.dtype, "as asked"
+    if numbers == "auto":
+        numbers, why["dtype"] = (device.dtype, f"the best of {device.name}") if device else ("", "")
     dtype, why["kv_cache_dtype"] = options.kv_cache_dtype, "as asked"
     if dtype == "auto":
         dtype, why["kv_cache_dtype"] = default_kv_dtype, f"the {backend} backend's default"
+        if device:
+            dtype, why["kv_cache_dtype"] = numbers, "that of the activations"
     block_bytes = options.block_size * kv_bytes_per_token(program, dtype)
-    num_blocks, why["num_blocks"] = _blocks(options, program, block_bytes)
+    batched = options.max_num_batched_tokens or (device.rows if device else HOST_ROWS)
+    num_blocks, why["num_blocks"] = _blocks(options, program, block_bytes, _Memory.of(options, program, device, numbers, batched))
     tokens = num_blocks * options.block_size
     max_model_len, why["max_model_len"] = _max_model_len(options, program, tokens, block_bytes)
-    batched = options.max_num_batched_tokens
     if batched > tokens:
         batched, why["max_num_batched_tokens"] = tokens, f"what the cache holds, which is less than {batched:,}"
     threads, why["threads"] = (options.threads, "as asked") if options.threads else physical_cores()
@@ -69,18 +99,48 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
         threads=threads,
         isa=options.isa or "",
         reasons=why,
+        dtype=numbers,
+        enforce_eager=options.enforce_eager,
     )
 
 
-def _blocks(options: Options, program: Program, block_bytes: int) -> tuple[int, str]:
+@dataclass(frozen=True)
+class _Memory:
+    """Where the cache goes: bytes free there (None: the system does not tell), and how many of them the cache gets unasked."""
+
+    free: int | None
+    budget: int
+    reason: str
+
+    @classmethod
+    def of(cls, options: Options, program: Program, device: Device | None, dtype: str, rows: int) -> _Memory:
+        if device is None:
+            free = free_memory()
+            return cls(measured_free_memory(), free // 4, f"a quarter of {format_bytes(free)} free")
+        need = device.needs(program, dtype, rows, options.max_num_seqs, options.max_model_len or program.context)
+        if options.device_memory_budget is not None:
+            budget, source = parse_bytes(options.device_memory_budget), "device_memory_budget"
+            if budget > device.free:
+                raise NotEnoughMemory(
+                    "device_memory_budget is more than the device has free",
+                    f"it is {format_bytes(budget)}; {format_bytes(device.free)} of {device.name} are free",
+                    f"Ask for at most {device.free}.",
+                )
+        else:
+            share = options.gpu_memory_utilization or UTILIZATION
+            budget, source = int(share * device.total) - (device.total - device.free), f"{share:.3g} of {device.name}'s memory"
+        reason = f"{source}, {format_bytes(budget)} of it free, without {format_bytes(need)} for weights and buffers"
+        return cls(max(0, device.free - need), max(0, budget - need), reason)
+
+
+def _blocks(options: Options, program: Program, block_bytes: int, memory: _Memory) -> tuple[int, str]:
     if options.num_blocks is not None:
-        _check_fits(options.num_blocks, block_bytes)
+        _check_fits(options.num_blocks, block_bytes, memory.free)
         return options.num_blocks, "num_blocks as asked"
     if options.kv_cache_memory is not None:
         budget, source = parse_bytes(options.kv_cache_memory), "kv_cache_memory"
     else:
-        free = free_memory()
-        budget, source = free // 4, f"a quarter of {format_bytes(free)} free"
+        budget, source = memory.budget, memory.reason
     blocks = budget // block_bytes
     if blocks < 1:
         raise NotEnoughMemory(
@@ -88,7 +148,7 @@ def _blocks(options: Options, program: Program, block_bytes: int) -> tuple[int, 
             f"one block of {options.block_size} tokens takes {format_bytes(block_bytes)}; {source} gives {format_bytes(budget)}",
             f"Give kv_cache_memory at least {format_bytes(block_bytes)}.",
         )
-    _check_fits(blocks, block_bytes)
+    _check_fits(blocks, block_bytes, memory.free)
     longest = options.max_model_len or program.context
     enough = options.max_num_seqs * -(-longest // options.block_size)
     if options.kv_cache_memory is None and blocks > enough:
@@ -96,9 +156,9 @@ def _blocks(options: Options, program: Program, block_bytes: int) -> tuple[int, 
     return blocks, f"{format_bytes(budget)} ({source}) / {format_bytes(block_bytes)} per block"
 
 
-def _check_fits(blocks: int, block_bytes: int) -> None:
+def _check_fits(blocks: int, block_bytes: int, free: int | None) -> None:
     """The system would hand out addresses for more than it has, and end the process once they are written to."""
-    free, need = measured_free_memory(), blocks * block_bytes
+    need = blocks * block_bytes
     if free is not None and need > free:
         raise NotEnoughMemory(
             f"a cache of {blocks:,} blocks does not fit the memory",

@@ -1,0 +1,99 @@
+"""The backend for NVIDIA GPUs: PyTorch for memory, matrix products and streams, Triton kernels for what stands around them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from ...engine.backend import Probe
+from ...errors import BackendUnavailable
+from ...formats import Tensor, TensorInfo
+from ...memory.machine import free_memory
+from ...memory.plan import Device, Plan
+from ...model.program import Program
+
+RANK = 200
+KV_DTYPE = "bf16"
+OPTIONS = frozenset({"dtype", "gpu_memory_utilization", "device_memory_budget", "enforce_eager"})
+INSTALL = "pip install nano-vllm[cuda]"
+DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/kfd", "/dev/dxg")  # what a card's driver makes on Linux
+ROWS = 8192  # tokens of a step where none are asked for
+OTHERS = 512 * 2**20  # for what is not ours to count: the libraries' workspaces, kernels, graphs
+
+
+def probe(options) -> Probe:
+    """Usable where PyTorch sees a card and Triton is installed; with Triton's interpreter switched on (TRITON_INTERPRET=1), on
+    the CPU, for tests, where it is asked for by name."""
+    asked = getattr(options, "backend", None) == "cuda"
+    if not asked and not any(Path(driver).exists() for driver in DRIVERS):
+        return Probe(False, "there is no GPU here", notable=False)  # told before anything heavy is imported
+    for package in ("torch", "triton"):
+        if importlib.util.find_spec(package) is None:
+            return Probe(False, f"{package} is not installed", f"Install it: {INSTALL}")
+    import torch
+    import triton
+
+    if interpreted():
+        if asked:
+            return Probe(True, f"Triton {triton.__version__} interpreted on the CPU, very slow: for tests")
+        return Probe(False, "Triton interprets its kernels (TRITON_INTERPRET)", "Unset TRITON_INTERPRET.", notable=False)
+    if not torch.cuda.is_available():
+        return Probe(False, "PyTorch sees no GPU", f"Install a PyTorch built for it ({INSTALL}), and its driver.")
+    name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+    details = {"device": name, "memory": f"{memory / 1e9:.1f} GB", "torch": torch.__version__, "triton": triton.__version__}
+    return Probe(True, f"{name}, PyTorch {torch.__version__}, Triton {triton.__version__}", "", details)
+
+
+def interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def device(options, infos: Mapping[str, TensorInfo]) -> Device:
+    """What the plan must know of the card, or of the machine where kernels are interpreted. infos: of the weights."""
+    import torch
+
+    if interpreted():
+        free = free_memory()
+        return Device("Triton's interpreter", free, free // 4, "f32", ROWS, partial(needs, infos))
+    free, total = torch.cuda.mem_get_info()
+    dtype = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "f16"
+    return Device(torch.cuda.get_device_name(), total, free, dtype, ROWS, partial(needs, infos))
+
+
+def needs(infos: Mapping[str, TensorInfo], program: Program, dtype: str, rows: int, sequences: int, length: int) -> int:
+    """Bytes that a session takes beside its cache."""
+    from .kernels.draw import Sampler
+    from .steps import sizes
+    from .weights import DTYPES, nbytes
+
+    buffers = sizes(program, DTYPES[dtype], rows, sequences).values()
+    turns = sum(2 * 4 * len(rope.frequencies) * length for rope in program.ropes)
+    total = sum(count * kind.itemsize for count, kind in buffers) + turns + Sampler.bytes(program.vocab_size, sequences)
+    return nbytes(program, DTYPES[dtype], infos) + total + OTHERS
+
+
+def open(program: Program, weights: Mapping[str, Tensor], plan: Plan):
+    """Takes weights to the device one after the other. q8 and q4 stay packed, other quantised ones are unpacked.
+
+    Raises:
+        BackendUnavailable: PyTorch or Triton cannot be loaded, or there is no card.
+        OptionError: a type that is not here.
+        ModelFileError: a weight is missing or has another shape.
+        UnsupportedModel: a part that the kernels do not have.
+        NotEnoughMemory: weights, cache or buffers cannot be allocated.
+    """
+    try:
+        import torch
+
+        from .session import Session
+    except ImportError as error:
+        raise BackendUnavailable("the cuda backend cannot run here", str(error), f"Install it: {INSTALL}") from error
+    if interpreted():
+        return Session(program, weights, plan, torch.device("cpu"))
+    if not torch.cuda.is_available():
+        raise BackendUnavailable("the cuda backend cannot run here", "PyTorch sees no GPU", "Use backend cpu.")
+    return Session(program, weights, plan, torch.device("cuda", torch.cuda.current_device()))

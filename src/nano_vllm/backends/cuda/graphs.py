@@ -1,0 +1,125 @@
+"""CUDA graphs of whole steps, at padded shapes.
+
+A step whose shape has no graph is launched kernel by kernel, at the padded shape, and leaves a wish. Wishes are granted while the
+host waits for a decode step anyway: a capture runs nothing on the device and waits for nothing there, and no first token waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from .layout import Shape
+
+log = logging.getLogger(__name__)
+
+MIXED_ROWS = 256  # steps with prompts of up to so many tokens are captured, too: launches would take longer than they do
+MIXED_STEP = 32  # their rows are padded to multiples of it
+MOST = 160  # graphs at most
+
+
+def padded_sizes(most: int) -> list[int]:
+    """Numbers of rows up to `most` such that whatever is padded to the next of them grows by less than a tenth."""
+    sizes = [1]
+    while sizes[-1] < most:
+        least = sizes[-1] + 1
+        sizes.append(min(most, max(least, -(-11 * least // 10) - 1)))
+    return sizes
+
+
+def power(count: int, most: int) -> int:
+    """0, or the next power of two, but not more than `most`."""
+    return min(most, 1 << (count - 1).bit_length()) if count else 0
+
+
+class Shapes:
+    """The shapes that graphs are made for.
+
+    Args:
+        rows, sequences: of a step at most.
+    """
+
+    def __init__(self, rows: int, sequences: int) -> None:
+        self.rows, self.sequences = rows, min(rows, sequences)
+        self.sizes = padded_sizes(self.sequences)
+
+    def decode(self, rows: int) -> Shape:
+        size = self.sizes[bisect_left(self.sizes, rows)]
+        return Shape(size, size, 0, size)
+
+    def mixed(self, shape: Shape) -> Shape | None:
+        """None where the step is too large for a graph to pay."""
+        rows = -(-shape.rows // MIXED_STEP) * MIXED_STEP
+        if rows > min(MIXED_ROWS, self.rows):
+            return None
+        few = self.sequences
+        padded = Shape(rows, power(shape.decodes, few), power(shape.tiles, rows), power(shape.wanted, few))
+        return None if is_decode(padded) else padded  # its wanted rows are not all rows, as those of a decode step are
+
+    def smaller(self, shape: Shape):
+        """Decode shapes below one, the next first: what a batch whose requests end one by one comes to."""
+        for size in reversed(self.sizes[: bisect_left(self.sizes, shape.rows)]):
+            yield Shape(size, size, 0, size)
+
+
+def is_decode(shape: Shape) -> bool:
+    """Every row is a sequence, and wants an id."""
+    return shape.rows == shape.decodes == shape.wanted and not shape.tiles
+
+
+class Graphs:
+    """Captured steps.
+
+    Args:
+        shapes: that there may be.
+        record: launches a shape's step on the current stream.
+    """
+
+    def __init__(self, shapes: Shapes, record: Callable[[Shape], None]) -> None:
+        self.shapes, self.record = shapes, record
+        self.captured: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self.wishes: dict[Shape, None] = {}
+        self.refused: set[Shape] = set()
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def replay(self, shape: Shape) -> bool:
+        """Runs the step if it has been captured; else it is wished for."""
+        if shape in self.captured:
+            self.captured[shape].replay()
+            return True
+        if shape not in self.refused:
+            self.wishes[shape] = None
+        return False
+
+    def idle(self, shape: Shape, waiting: Callable[[], bool]) -> None:
+        """While the host waits for a decode step of a shape: grants one wish, and as long as `waiting`, more of them, then
+        captures what the batch will shrink to."""
+        granted = False
+        while self.wishes and (not granted or waiting()):
+            self._capture(self.wishes.popitem()[0])
+            granted = True
+        for smaller in self.shapes.smaller(shape):
+            if not waiting():
+                return
+            if smaller not in self.captured and smaller not in self.refused:
+                self._capture(smaller)  # warmup.py has run its kernels
+
+    def _capture(self, shape: Shape) -> None:
+        if len(self.captured) >= MOST:
+            self.refused.add(shape)
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                self.record(shape)
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:  # its steps go on without
+            log.warning("no graph of %s: %s", shape, error)
+            self.refused.add(shape)
+        else:
+            self.captured[shape] = graph

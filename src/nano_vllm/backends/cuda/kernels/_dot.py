@@ -1,0 +1,20 @@
+"""Matrix products of tiles."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def dot(a, b):
+    """a · b with float32 sums; float32 operands are not rounded to tf32.
+
+    Triton's interpreter keeps bfloat16 as bits, which NumPy would multiply as whole numbers, and sums float16 in float16.
+    """
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(a, b, input_precision="ieee")

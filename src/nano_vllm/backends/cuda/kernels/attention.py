@@ -1,0 +1,235 @@
+"""Attention over the paged cache. Sequences with one row in the step take `decode`, split over keys; others `prefill`, in tiles
+of queries. Both handle grouped heads (the heads of a kv head share its keys in one tile) and sliding windows.
+
+Softmax is taken in base 2 with a running maximum (Milakov & Gimelshein 2018). Scores and sums are float32; products are of the
+cache's type where q has it too, and of float32 otherwise. What a row must not see is not loaded, or has weight 0 and is the
+sequence's own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ._dot import INTERPRETED, dot
+
+LOWEST = tl.constexpr(-1.0e30)
+LOG2E = 1.4426950408889634
+# Programs that fill a large card: two for each of 132 multiprocessors. Interpreted, they run one after the other.
+PROGRAMS = 16 if INTERPRETED.value else 264
+MAX_SPLITS = 32
+
+
+@triton.jit
+def _slots(table, position, seen, BLOCK: tl.constexpr):
+    """Slots of positions, through the sequence's row of the block table."""
+    return tl.load(table + position // BLOCK, mask=seen, other=0).to(tl.int64) * BLOCK + position % BLOCK
+
+
+@triton.jit
+def _tile(
+    q, m, mass, acc, keys, values, table, start, end, low, last, kv, scale,
+    BLOCK: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys from `start`. Keys from `end` on are not loaded, nor those under `low`; with CAUSAL each row sees keys up
+    to its own `last`, (rows,), within WINDOW."""
+    position = start + tl.arange(0, TILE)
+    d = tl.arange(0, PADDED)
+    seen = (position < end) & (position >= low)
+    at = (_slots(table, position, seen, BLOCK) * KV + kv)[:, None] * SIZE + d[None, :]
+    mask = seen[:, None] & (d < SIZE)[None, :]
+    k = tl.load(keys + at, mask=mask, other=0.0).to(q.dtype)
+    scores = dot(q, tl.trans(k)) * scale
+    visible = seen[None, :]
+    if CAUSAL:
+        visible = visible & (position[None, :] <= last[:, None])
+        if WINDOW:
+            visible = visible & (position[None, :] > last[:, None] - WINDOW)
+    scores = tl.where(visible, scores, LOWEST)
+    highest = tl.maximum(m, tl.max(scores, axis=1))
+    p = tl.exp2(scores - highest[:, None])
+    share = tl.exp2(m - highest)
+    v = tl.load(values + at, mask=mask, other=0.0).to(q.dtype)
+    acc = acc * share[:, None] + dot(p.to(q.dtype), v)
+    return highest, mass * share + tl.sum(p, axis=1), acc
+
+
+@triton.jit
+def _decode(
+    qkv, keys, values, out, sums, table, stride, rows, sequences, positions, scale,
+    QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    item, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tl.load(rows + item).to(tl.int64)
+    if row < 0:
+        return
+    table += tl.load(sequences + item).to(tl.int64) * tl.load(stride)
+    length = tl.load(positions + row) + 1
+    low = 0
+    if WINDOW:
+        low = tl.maximum(length - WINDOW, 0)
+    each = tl.cdiv(tl.cdiv(length - low, SPLITS), TILE) * TILE
+    start = low + split * each
+    end = tl.minimum(start + each, length)
+    g, d = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
+    head = kv * GROUP + g
+    q = tl.load(qkv + row * QKV + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0).to(KIND)
+    m = tl.full((ROWS,), LOWEST, tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, PADDED), tl.float32)
+    for first in range(start, end, TILE):
+        m, mass, acc = _tile(
+            q, m, mass, acc, keys, values, table, first, end, 0, m, kv, scale,
+            BLOCK, KV, SIZE, PADDED, TILE, 0, False,
+        )  # fmt: skip
+    if SPLITS == 1:
+        at = row * OUT + head[:, None] * SIZE + d[None, :]
+        tl.store(out + at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
+    else:
+        part = ((item.to(tl.int64) * KV + kv) * GROUP + g) * SPLITS + split
+        tl.store(out + part[:, None] * SIZE + d[None, :], acc, mask=inside)
+        tl.store(sums + 2 * part, m, mask=g < GROUP)
+        tl.store(sums + 2 * part + 1, mass, mask=g < GROUP)
+
+
+@triton.jit
+def _merge(
+    parts, sums, out, rows, OUT: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    item, head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows + item).to(tl.int64)
+    if row < 0:
+        return
+    s, d = tl.arange(0, SPLITS), tl.arange(0, PADDED)
+    part = (item.to(tl.int64) * HEADS + head) * SPLITS + s
+    m, mass = tl.load(sums + 2 * part), tl.load(sums + 2 * part + 1)
+    share = tl.exp2(m - tl.max(m, axis=0))
+    acc = tl.load(parts + part[:, None] * SIZE + d[None, :], mask=(d < SIZE)[None, :], other=0.0)
+    merged = tl.sum(acc * share[:, None], axis=0) / tl.sum(mass * share, axis=0)
+    tl.store(out + row * OUT + head * SIZE + d, merged.to(out.dtype.element_ty), mask=d < SIZE)
+
+
+def splits(items: int, kv_heads: int) -> int:
+    """Into how many ranges of keys each of `items` sequences is split, so that the programs fill a card."""
+    return min(MAX_SPLITS, triton.next_power_of_2(max(1, -(-PROGRAMS // max(1, items * kv_heads)))))
+
+
+def scratch(max_items: int, heads: int, kv_heads: int, size: int) -> int:
+    """float32 numbers that `decode` needs beside its output, for up to `max_items` sequences."""
+    return max(n * heads * splits(n, kv_heads) * (size + 2) for n in range(1, max_items + 1))
+
+
+def _kind(q: torch.Tensor, keys: torch.Tensor):
+    same = q.dtype == keys.dtype and q.dtype != torch.float32
+    return {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[q.dtype] if same else tl.float32
+
+
+def decode(
+    qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
+    rows: torch.Tensor, sequences: torch.Tensor, positions: torch.Tensor, space: torch.Tensor,
+    scale: float, window: int | None, heads: int, block_size: int,
+) -> None:  # fmt: skip
+    """Attention of sequences with one row each.
+
+    Args:
+        qkv: (all rows, at least heads · size), q first.
+        keys, values: (slots, kv_heads, size).
+        out: (all rows, heads · size); only the rows named are written.
+        table: int32 block ids, the row of a sequence `stride` (one int32 on the device) entries after the one before.
+        rows, sequences: (items,) int32; an item with the row -1 is nothing.
+        positions: (all rows,) int32.
+        space: float32, at least `scratch` numbers.
+    """
+    kv_heads, size = keys.shape[-2:]
+    items, group, padded = len(rows), heads // kv_heads, max(16, triton.next_power_of_2(size))
+    count, kind = splits(items, kv_heads), _kind(qkv, keys)
+    parts, sums = out, space
+    if count > 1:
+        parts, sums = space, space[items * heads * count * size :]
+    tile = 16 if kind == tl.float32 or padded > 128 else 32
+    _decode[(items, kv_heads, count)](
+        qkv, keys, values, parts, sums, table, stride, rows, sequences, positions, scale * LOG2E,
+        qkv.stride(0), out.stride(0), block_size, kv_heads, group, max(16, triton.next_power_of_2(group)), size, padded, tile,
+        window or 0, count, kind, num_warps=2, num_stages=3,
+    )  # fmt: skip
+    if count > 1:
+        _merge[(items, heads)](parts, sums, out, rows, out.stride(0), heads, size, padded, count, num_warps=2)
+
+
+@triton.jit
+def _prefill(
+    qkv, keys, values, out, table, stride, rows, counts, sequences, positions, scale,
+    QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
+    ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    item, kv = tl.program_id(0), tl.program_id(1)
+    count = tl.load(counts + item)
+    if count == 0:
+        return
+    first = tl.load(rows + item).to(tl.int64)
+    table += tl.load(sequences + item).to(tl.int64) * tl.load(stride)
+    position = tl.load(positions + first)
+    i, d = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    token, lane = i // LANES, i % LANES  # a lane is a head of the group
+    head = kv * GROUP + lane
+    inside = ((token < count) & (lane < GROUP))[:, None] & (d < SIZE)[None, :]
+    row = first + token
+    q = tl.load(qkv + row[:, None] * QKV + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0).to(KIND)
+    last = position + token
+    end = position + count
+    m = tl.full((ROWS,), LOWEST, tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, PADDED), tl.float32)
+    low = 0
+    whole = (position + 1) // TILE * TILE  # keys under it are seen by every row
+    if WINDOW:
+        low = tl.maximum(position + 1 - WINDOW, 0)
+        whole = low
+    for start in range(0, whole if WINDOW == 0 else 0, TILE):
+        m, mass, acc = _tile(
+            q, m, mass, acc, keys, values, table, start, end, 0, last, kv, scale,
+            BLOCK, KV, SIZE, PADDED, TILE, 0, False,
+        )  # fmt: skip
+    for start in range(whole // TILE * TILE, end, TILE):
+        m, mass, acc = _tile(
+            q, m, mass, acc, keys, values, table, start, end, low, last, kv, scale,
+            BLOCK, KV, SIZE, PADDED, TILE, WINDOW, True,
+        )  # fmt: skip
+    at = row[:, None] * OUT + head[:, None] * SIZE + d[None, :]
+    tl.store(out + at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+def tile_rows(size: int, group: int, exact: bool) -> tuple[int, int]:
+    """-> rows (query · head) of a prefill tile, and how many tokens they are. `exact`: products in float32."""
+    rows = 32 if exact else 128 if size <= 128 else 64
+    lanes = triton.next_power_of_2(group)
+    return max(rows, lanes), max(1, rows // lanes)
+
+
+def prefill(
+    qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
+    rows: torch.Tensor, counts: torch.Tensor, sequences: torch.Tensor, positions: torch.Tensor,
+    scale: float, window: int | None, heads: int, block_size: int,
+) -> None:  # fmt: skip
+    """Attention of tiles of consecutive rows of a sequence, at most `tile_rows` tokens each.
+
+    Args as of `decode`, but
+        rows, counts, sequences: (items,) int32, a tile's first row, its number of rows (0: nothing), its sequence.
+    """
+    kv_heads, size = keys.shape[-2:]
+    group, padded, kind = heads // kv_heads, max(16, triton.next_power_of_2(size)), _kind(qkv, keys)
+    exact = kind == tl.float32
+    m, _ = tile_rows(size, group, exact)
+    tile, warps = (16, 4) if exact else (64, 8) if m == 128 else (32, 4)
+    _prefill[(len(rows), kv_heads)](
+        qkv, keys, values, out, table, stride, rows, counts, sequences, positions, scale * LOG2E,
+        qkv.stride(0), out.stride(0), block_size, kv_heads, group, triton.next_power_of_2(group), m, size, padded, tile,
+        window or 0, kind, num_warps=warps, num_stages=2,
+    )  # fmt: skip

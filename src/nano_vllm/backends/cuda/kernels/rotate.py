@@ -1,0 +1,78 @@
+"""Norm of q and k heads, rotation, and the cache write: one pass over the q, k and v of each row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ._dot import INTERPRETED
+
+LINES = 256 if INTERPRETED else 8  # heads of a program; interpreted, programs run one after the other
+
+
+@triton.jit(do_not_specialize=["count"])
+def _rotate(
+    qkv, slots, positions, cosines, sines, q_norm, k_norm, keys, values, eps, count,
+    STRIDE: tl.constexpr, Q: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr,
+    NORM: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    row, head = (line // (Q + 2 * KV)).to(tl.int64), line % (Q + 2 * KV)
+    slot = tl.load(slots + row, mask=row < count, other=-1).to(tl.int64)  # -1 in rows that pad a graph
+    position = tl.load(positions + row, mask=row < count, other=0).to(tl.int64)
+    d = tl.arange(0, PADDED)
+    seen = (row < count)[:, None] & (d < HALF)[None, :]
+    at = (row * STRIDE + head * SIZE)[:, None] + d[None, :]
+    a = tl.load(qkv + at, mask=seen, other=0.0).to(tl.float32)
+    b = tl.load(qkv + at + HALF, mask=seen, other=0.0).to(tl.float32)
+    is_q, is_v = (head < Q)[:, None], (head >= Q + KV)[:, None]
+    x, y = a, b
+    if NORM:
+        mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / SIZE
+        root = tl.sqrt(mean + eps)[:, None]
+        inside = d < HALF
+        first_q = tl.load(q_norm + d, mask=inside, other=0.0)[None, :]
+        first_k = tl.load(k_norm + d, mask=inside, other=0.0)[None, :]
+        second_q = tl.load(q_norm + HALF + d, mask=inside, other=0.0)[None, :]
+        second_k = tl.load(k_norm + HALF + d, mask=inside, other=0.0)[None, :]
+        x = a / root * tl.where(is_q, first_q, first_k)
+        y = b / root * tl.where(is_q, second_q, second_k)
+    cosine = tl.load(cosines + position[:, None] * HALF + d[None, :], mask=seen, other=0.0)
+    sine = tl.load(sines + position[:, None] * HALF + d[None, :], mask=seen, other=0.0)
+    first = tl.where(is_v, a, x * cosine - y * sine)
+    second = tl.where(is_v, b, y * cosine + x * sine)
+    of_q = seen & is_q
+    tl.store(qkv + at, first.to(qkv.dtype.element_ty), mask=of_q)
+    tl.store(qkv + at + HALF, second.to(qkv.dtype.element_ty), mask=of_q)
+    kind = keys.dtype.element_ty
+    of_k = seen & ((slot >= 0) & (head >= Q) & (head < Q + KV))[:, None]
+    at_k = (slot * KV + head - Q)[:, None] * SIZE + d[None, :]
+    tl.store(keys + at_k, first.to(kind), mask=of_k)
+    tl.store(keys + at_k + HALF, second.to(kind), mask=of_k)
+    of_v = seen & (slot >= 0)[:, None] & is_v
+    at_v = (slot * KV + head - Q - KV)[:, None] * SIZE + d[None, :]
+    tl.store(values + at_v, first.to(kind), mask=of_v)
+    tl.store(values + at_v + HALF, second.to(kind), mask=of_v)
+
+
+def rotate(
+    qkv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, keys: torch.Tensor, values: torch.Tensor, heads: int,
+) -> None:  # fmt: skip
+    """q is normed and rotated in place; k, likewise, and v go to the cache alone, rounded to its type.
+
+    Args:
+        qkv: (rows, at least (heads + 2 kv_heads) · size); slots, positions: (rows,) int32. A row with the slot -1 writes nothing.
+        turns: cosine and sine (positions, size / 2) float32.
+        norms: weights of q and k, (size,) float32.
+        keys, values: (slots, kv_heads, size).
+    """
+    kv_heads, size = keys.shape[-2:]
+    q_norm, k_norm = norms or (turns[0], turns[0])
+    grid = (triton.cdiv(len(qkv) * (heads + 2 * kv_heads), LINES),)
+    _rotate[grid](
+        qkv, slots, positions, *turns, q_norm, k_norm, keys, values, eps, len(qkv),
+        qkv.stride(0), heads, kv_heads, size, size // 2, triton.next_power_of_2(size // 2), norms is not None, LINES,
+        num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,219 @@
+"""The session of the CUDA backend: batches in, ids out, the next step prepared while the device computes this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import torch
+
+from ...engine.backend import Batch, Result
+from ...errors import BatchError, EngineClosed, NotEnoughMemory, OptionError
+from ...formats import Tensor
+from ...memory.plan import Plan, kv_bytes_per_token
+from ...model.program import Program
+from .._checks import check_batch
+from . import layout
+from .graphs import Graphs, Shapes, is_decode
+from .kernels.draw import Sampler
+from .layout import Shape
+from .staging import Download, Staging
+from .steps import Runner, Step, check_supported
+from .weights import DTYPES, DeviceWeights
+
+STAGES = frozenset({"ban", "repetition", "frequency", "presence", "temperature", "min_p", "top_k", "top_p", "draw"})
+
+
+class Ticket:
+    """A step under way.
+
+    Args:
+        idle: called once with a function that says whether the step still runs: there is time.
+    """
+
+    def __init__(self, download: Download, idle: Callable[[Callable[[], bool]], None] | None) -> None:
+        self.download: Download | None = download
+        self.idle = idle
+        self.value: Result | None = None
+
+    def result(self) -> Result:
+        """Waits for the step. Raises what went wrong on the device."""
+        if self.value is None:
+            if self.idle:
+                self.idle(self.download.waiting)
+            self.value, self.download = Result(*self.download.wait()), None
+        return self.value
+
+
+class Session:
+    """A loaded model; see `engine.backend.Session`. For one thread at a time.
+
+    All work is on one stream, in the order of `submit`: a step may therefore read the ids that the one before it will have drawn,
+    and write over buffers that it still uses.
+    """
+
+    stages = STAGES
+    max_outstanding = 1
+
+    def __init__(self, program: Program, weights: Mapping[str, Tensor], plan: Plan, device: torch.device) -> None:
+        for name, value in (("dtype", plan.dtype), ("kv_cache_dtype", plan.kv_cache_dtype)):
+            if value not in DTYPES:
+                raise OptionError(f"the cuda backend has no {name} {value!r}", f"there are {', '.join(DTYPES)}")
+        check_supported(program)
+        self.program, self.plan, self.device = program, plan, device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        try:
+            with self._on_stream():
+                self._allocate(weights)
+        except torch.OutOfMemoryError as error:
+            raise NotEnoughMemory(
+                "the model cannot be loaded",
+                f"the device refused memory for weights, cache or buffers: {str(error).splitlines()[0]}",
+                "Give a smaller device_memory_budget, kv_cache_memory or max_num_batched_tokens, or a smaller model.",
+            ) from error
+        self.kv_bytes_per_token = kv_bytes_per_token(program, plan.kv_cache_dtype)
+        self.drawn = 0  # ids that the last step leaves on the device
+        self.closed = False
+        if self.stream:
+            self._warm_up()
+
+    def _allocate(self, weights: Mapping[str, Tensor]) -> None:
+        plan, program = self.plan, self.program
+        loaded = DeviceWeights(program, weights, DTYPES[plan.dtype], self.device)
+        self.weight_bytes = loaded.nbytes
+        self.runner = Runner(program, loaded, plan, self.device)
+        self.sampler = Sampler(program.vocab_size, plan.max_num_seqs, self.device)
+        most, self.max_table = plan.max_num_batched_tokens, plan.max_num_seqs * -(-plan.max_model_len // plan.block_size)
+        self.staging = Staging(layout.capacity(most, plan.max_num_seqs, self.max_table), most, self.device)
+        eager = plan.enforce_eager or self.stream is None
+        self.graphs = None if eager else Graphs(Shapes(most, plan.max_num_seqs), self._record)
+
+    def submit(self, batch: Batch) -> Ticket:
+        """Launches the step and returns; what goes wrong on the device is raised by the ticket's `result`."""
+        if self.closed:
+            raise EngineClosed("the session is closed")
+        self._check(batch)
+        with self._on_stream():
+            padded = self._graph_shape(batch)
+            shape = padded or layout.shape_of(batch, self.runner.tile_tokens)
+            used = layout.fill(self.staging.begin(), shape, batch, self.runner.tile_tokens, self.plan.block_size)
+            self.staging.upload(used)
+            logits, wanted = None, len(batch.wanted)
+            if padded is None or not self.graphs.replay(padded):
+                logits = self._launch(shape, batch)
+            if batch.want_logits.any():
+                logits = logits[torch.from_numpy(np.flatnonzero(batch.want_logits)).to(self.device, non_blocking=True)]
+            else:
+                logits = None
+            download = self.staging.download(self.runner.last_ids[:wanted], logits)
+            self.drawn = wanted
+        return Ticket(download, partial(self._idle, padded) if padded and is_decode(padded) else None)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes allocated by owner: weights, kv, scratch."""
+        kv = sum(c.numel() * c.element_size() for c in self.runner.caches)
+        scratch = sum(b.numel() * b.element_size() for b in self.runner.buffers.values())
+        return {"weights": self.weight_bytes, "kv": kv, "scratch": scratch}
+
+    def close(self) -> None:
+        """Gives the device's memory back."""
+        if self.stream and not self.closed:
+            self.stream.synchronize()
+        self.closed = True
+        self.runner = self.sampler = self.staging = self.graphs = None
+        if self.stream:
+            torch.cuda.empty_cache()
+
+    def _on_stream(self):
+        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
+
+    def _check(self, batch: Batch) -> None:
+        plan = self.plan
+        # ids of the step before are not known here; their number is
+        check_batch(batch, self.program, plan, np.zeros(self.drawn, np.int32))
+        for what, has, most in (
+            ("rows", len(batch.tokens), plan.max_num_batched_tokens),
+            ("sequences", len(batch.starts) - 1, plan.max_num_seqs),
+            ("positions", int(batch.positions.max()) + 1, plan.max_model_len),
+            ("block ids", batch.block_tables[0].size, self.max_table),
+        ):
+            if has > most:
+                raise BatchError(
+                    "a step is outside what the session was made for", f"it has {has:,} {what}, {most:,} is the most"
+                )
+
+    def _graph_shape(self, batch: Batch) -> Shape | None:
+        """The padded shape if the step is one that graphs are made for: ids are wanted, by the stages that need no second look at
+        the vocabulary, and it is a decode step, or small."""
+        if self.graphs is None or not len(batch.wanted) or batch.want_logits.any():
+            return None
+        if edits(batch) or borders(batch, self.program.vocab_size):
+            return None
+        shape = layout.shape_of(batch, self.runner.tile_tokens)
+        return self.graphs.shapes.decode(shape.rows) if is_decode(shape) else self.graphs.shapes.mixed(shape)
+
+    def _idle(self, shape: Shape, waiting: Callable[[], bool]) -> None:
+        if self.graphs is not None:
+            with self._on_stream():
+                self.graphs.idle(shape, waiting)
+
+    def _launch(self, shape: Shape, batch: Batch) -> torch.Tensor:
+        """Every kernel of the step, one launch after the other. -> logits (wanted, vocabulary)."""
+        step = self.staging.step(shape, is_decode(shape) or len(batch.wanted) == shape.rows)
+        logits = self.runner.run(step)
+        if shape.wanted and not batch.want_logits.all():
+            self._draw(logits, step, batch)
+        elif shape.wanted:
+            self.runner.last_ids[: shape.wanted].fill_(-1)
+        return logits
+
+    def _draw(self, logits: torch.Tensor, step: Step, batch: Batch) -> None:
+        """Rows whose logits are wanted draw nothing, and are edited by nothing."""
+        sampler, ids, inputs, most = self.sampler, self.runner.last_ids, step.inputs, self.sampler.rows
+        needs, limits = edits(batch), borders(batch, self.program.vocab_size)
+        if needs:
+            edited, inputs = logits, dict(inputs)
+            if batch.want_logits.any():
+                edited = logits.clone()
+            inputs["history"], inputs["banned"] = self.staging.extra(batch.sampling.history, batch.sampling.banned)
+            logits = edited
+        for first in range(0, len(logits), most):
+            some = slice(first, first + most)
+            part = {name: inputs[name][some] for name in (*layout.SAMPLING, "seed")}
+            if needs:
+                part |= {name: inputs[name] for name in ("history", "banned")}
+                part |= {name: inputs[name][first : first + most + 1] for name in ("history_starts", "banned_starts")}
+                sampler.edit(logits[some], part)
+            sampler.draw(logits[some], part, ids[some][: len(logits[some])], limits)
+
+    def _record(self, shape: Shape) -> None:
+        """What a graph holds."""
+        step = self.staging.step(shape, is_decode(shape))
+        logits = self.runner.run(step)
+        self.sampler.draw(logits, step.inputs, self.runner.last_ids[: shape.wanted], False)
+
+    def _warm_up(self) -> None:
+        """Compiles or loads every kernel that a plain step may need, and makes PyTorch's handles, before a request waits."""
+        from .warmup import batches
+
+        for batch in batches(self.plan):
+            graphs, self.graphs = self.graphs, None
+            try:
+                self.submit(batch).result()
+            finally:
+                self.graphs = graphs
+        self.drawn = 0
+
+
+def edits(batch: Batch) -> bool:
+    """Some row has banned ids or penalties."""
+    return bool(len(batch.sampling.history) or len(batch.sampling.banned))
+
+
+def borders(batch: Batch, vocab_size: int) -> bool:
+    """Some row keeps a part of the vocabulary only, by top_k or top_p."""
+    values = batch.sampling.values
+    drawn, k = values["temperature"] > 0, values["top_k"]
+    return bool((drawn & (((k > 0) & (k < vocab_size)) | (values["top_p"] < 1))).any())

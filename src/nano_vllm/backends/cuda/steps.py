@@ -1,0 +1,240 @@
+"""The Program on the device: buffers of fixed size, and its ops one after the other.
+
+What a linear leaves for the residual (`accumulate`) waits in parts until the norm that follows adds it: one pass instead of two.
+The residual is float32, everything between is of the weights' type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...errors import UnsupportedModel
+from ...memory.plan import Plan
+from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
+from ...model.spec import Rope
+from .kernels import attention, linear, packed, rotate, rows
+from .kernels.packed import Packed
+from .weights import DTYPES, UNPACKED, DeviceWeights
+
+MAX_HEAD_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Step:
+    """Attributes:
+    rows, wanted: of the step.
+    inputs: name -> view of what was uploaded; see `layout`.
+    table: the block tables.
+    every: all rows are wanted, in their order.
+    """
+
+    rows: int
+    wanted: int
+    inputs: dict[str, torch.Tensor]
+    table: torch.Tensor
+    every: bool
+
+
+def check_supported(program: Program) -> None:
+    """Raises UnsupportedModel for what the kernels lack, before a weight is read."""
+    for op in program.ops:
+        if isinstance(op, Gate) and op.activation not in rows.ACTIVATIONS:
+            raise UnsupportedModel(f"activation {op.activation!r} is not supported", f"known are {', '.join(rows.ACTIVATIONS)}")
+        if isinstance(op, Attend) and op.heads % op.kv_heads:
+            raise UnsupportedModel(f"{op.heads} heads over {op.kv_heads} of keys are not supported", "no whole number share one")
+    for cache in program.caches:
+        if cache.head_size % 2 or cache.head_size > MAX_HEAD_SIZE:
+            raise UnsupportedModel(
+                f"head_size {cache.head_size} is not supported", f"it must be even and at most {MAX_HEAD_SIZE}"
+            )
+
+
+def turns(rope: Rope, positions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine (positions, size / 2) float32, rounded as the reference backend's: a float32 angle, float64 functions."""
+    angles = np.arange(positions, dtype=np.float32)[:, None] * np.float32(rope.frequencies)
+    return tuple((f(angles.astype(np.float64)).astype(np.float32) * np.float32(rope.scale)) for f in (np.cos, np.sin))
+
+
+def residuals(program: Program) -> set[str]:
+    """Buffers that linears add to."""
+    return {op.dst for op in program.ops if isinstance(op, Linear) and op.accumulate}
+
+
+def sizes(program: Program, dtype: torch.dtype, max_rows: int, max_seqs: int) -> dict[str, tuple[int, torch.dtype]]:
+    """Name -> numbers and type of each buffer, the logits but for their vocabulary-wide rows included."""
+    kept = residuals(program)
+    found = {name: (max_rows * width, torch.float32 if name in kept else dtype) for name, width in program.widths.items()}
+    found["logits"] = (max_seqs * program.widths["logits"], torch.float32)
+    for op in program.ops:
+        if isinstance(op, Select):
+            found[f"{op.dst} selected"] = (max_rows * program.widths[op.src], found[op.src][1])
+        if isinstance(op, Linear) and op.accumulate:
+            width = program.widths[op.dst]
+            found["delta"] = (max_rows * width, dtype)
+            found["parts"] = (linear.MAX_PARTS * linear.MAX_ROWS * width, torch.float32)
+        if isinstance(op, Attend):
+            need = attention.scratch(max_seqs, op.heads, op.kv_heads, op.head_size)
+            found["attention"] = (max(need, found.get("attention", (0,))[0]), torch.float32)
+    return found
+
+
+class Runner:
+    """Runs steps on the current stream. Nothing in it waits for the device or, but for steps with unusually many wanted rows,
+    allocates there."""
+
+    def __init__(self, program: Program, weights: DeviceWeights, plan: Plan, device: torch.device) -> None:
+        self.program, self.weights, self.plan, self.device = program, weights, plan, device
+        dtype, cache_type = DTYPES[plan.dtype], DTYPES[plan.kv_cache_dtype]
+        self.buffers = {
+            name: torch.empty(count, dtype=kind, device=device)
+            for name, (count, kind) in sizes(program, dtype, plan.max_num_batched_tokens, plan.max_num_seqs).items()
+        }
+        self.dtype = dtype
+        self.gates = {  # of a linear that reads what a gate leaves: with one row, it gates as it reads
+            after.name: op
+            for op, after in zip(program.ops, program.ops[1:])
+            if isinstance(op, Gate) and isinstance(after, Linear) and after.src == op.dst
+            if not isinstance(weights.matrices[after.weights], Packed)
+        }
+        self.gated = {op.name for op in self.gates.values()}
+        largest = max((m.shape[0] * m.shape[1] for m in weights.matrices.values() if isinstance(m, Packed)), default=0)
+        self.buffers["unpacked"] = torch.empty(min(UNPACKED, largest), dtype=dtype, device=device)
+        slots = plan.num_blocks * plan.block_size
+        self.caches = [torch.zeros(2, slots, c.kv_heads, c.head_size, dtype=cache_type, device=device) for c in program.caches]
+        self.turns = [tuple(torch.from_numpy(x).to(device) for x in turns(r, plan.max_model_len)) for r in program.ropes]
+        self.last_ids = torch.zeros(plan.max_num_batched_tokens, dtype=torch.int32, device=device)
+        exact = dtype != cache_type or dtype == torch.float32
+        attends = [op for op in program.ops if isinstance(op, Attend)]
+        self.tile_tokens = min(
+            (attention.tile_rows(op.head_size, op.heads // op.kv_heads, exact)[1] for op in attends), default=1
+        )
+
+    def run(self, step: Step) -> torch.Tensor:
+        """-> logits (wanted, vocabulary) float32, valid until the next step."""
+        self.names = {name: name for name in self.program.widths}  # a selected buffer takes another's name
+        self.rows, self.pending = step.rows, {}
+        self.logits = None
+        for op in self.program.ops:
+            if step.wanted == 0 and isinstance(op, Select):
+                break  # nobody reads what follows
+            self._execute(op, step)
+        return self.logits if step.wanted else self._view("logits", 0, self.program.vocab_size)
+
+    def _view(self, name: str, count: int, width: int) -> torch.Tensor:
+        """(count, width) of a buffer; allocated anew where it is larger than the buffer."""
+        buffer = self.buffers[self.names.get(name, name)]
+        if count * width > buffer.numel():
+            return torch.empty(count, width, dtype=buffer.dtype, device=self.device)
+        return buffer[: count * width].view(count, width)
+
+    def _execute(self, op, step: Step) -> None:
+        n, inputs, widths = self.rows, step.inputs, self.program.widths
+        if not isinstance(op, (Linear, Normalize, Gate)) and getattr(op, "src", None) in self.pending:
+            self._settle(op.src)
+        match op:
+            case Embed():
+                table = self.weights.matrices[(op.weight,)]
+                embed = packed.embed if isinstance(table, Packed) else rows.embed
+                embed(table, inputs["tokens"], inputs["sources"], self.last_ids, self._view(op.dst, n, table.shape[1]))
+            case Normalize():
+                x, parts = self._view(op.src, n, widths[op.src]), self.pending.pop(op.src, None)
+                rows.normalize(x, parts, self.weights.vectors[op.weight], op.eps, self._view(op.dst, n, widths[op.src]))
+            case Linear():
+                self._linear(op)
+            case Rotate():
+                self._rotate(op, step)
+            case Attend():
+                self._attend(op, step)
+            case Gate():
+                if n > 1 or op.name not in self.gated:
+                    rows.gate(self._view(op.src, n, 2 * op.size), op.size, op.activation, self._view(op.dst, n, op.size))
+            case Select():
+                if not step.every:
+                    self._select(op, step)
+            case _:
+                raise UnsupportedModel(f"the cuda backend has no op {type(op).__name__}")
+
+    def _settle(self, name: str) -> None:
+        parts = self.pending.pop(name)
+        rows.add(self._view(name, self.rows, parts.shape[-1]), parts)
+
+    def _linear(self, op: Linear) -> None:
+        if op.src in self.pending:
+            self._settle(op.src)
+        weight, bias = self.weights.matrices[op.weights], self.weights.biases.get(op.weights)
+        (n, k), count = weight.shape, self.rows
+        gate = self.gates.get(op.name) if count == 1 else None
+        x = self._view(gate.src, 1, 2 * k) if gate else self._view(op.src, count, k)
+        if x.dtype != self.dtype:
+            x = x.to(self.dtype)
+        few = count <= linear.MAX_ROWS
+        if op.accumulate and op.dst in self.pending:
+            self._settle(op.dst)
+        if op.accumulate:
+            parts = linear.tiles(count, n, k, True)[2] if few else 1
+            y = self._view("parts", parts * count, n).view(parts, count, n) if few else self._view("delta", count, n)[None]
+            self.pending[op.dst] = y
+        else:
+            y = self._view(op.dst, count, n)[None]
+            if op.dst == "logits":
+                self.logits = y[0]
+        if few and isinstance(weight, Packed):
+            packed.linear(x, weight, bias, y)
+        elif few:
+            linear.linear(x, weight, bias, y, gate.activation if gate else "")
+        elif isinstance(weight, Packed):
+            self._unpacked(x, weight, bias, y[0])
+        else:
+            product(x, weight, bias, y[0])
+
+    def _unpacked(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        """The product with a packed matrix, as many of its rows at a time as there is space for."""
+        n, k = weight.shape
+        each = max(1, UNPACKED // k)
+        for first in range(0, n, each):
+            values = self.buffers["unpacked"][: min(each, n - first) * k].view(-1, k)
+            packed.unpack(weight, first, values)
+            some = slice(first, first + len(values))
+            product(x, values, None if bias is None else bias[some], out[:, some])
+
+    def _rotate(self, op: Rotate, step: Step) -> None:
+        qkv = self._view(op.buffer, self.rows, (op.heads + 2 * op.kv_heads) * op.head_size)
+        vectors, (keys, values) = self.weights.vectors, self.caches[op.cache]
+        norms = (vectors[op.q_norm], vectors[op.k_norm]) if op.q_norm else None
+        slots, positions = step.inputs["slots"], step.inputs["positions"]
+        rotate.rotate(qkv, slots, positions, self.turns[op.rope], norms, op.eps, keys, values, op.heads)
+
+    def _attend(self, op: Attend, step: Step) -> None:
+        qkv = self._view(op.src, self.rows, (op.heads + 2 * op.kv_heads) * op.head_size)
+        out = self._view(op.dst, self.rows, op.heads * op.head_size)
+        inputs, (keys, values) = step.inputs, self.caches[op.cache]
+        paged = (qkv, keys, values, out, step.table, inputs["stride"])
+        how = (op.scale, op.window, op.heads, self.plan.block_size)
+        if len(inputs["decode_rows"]):
+            space = self.buffers["attention"]
+            attention.decode(*paged, inputs["decode_rows"], inputs["decode_sequences"], inputs["positions"], space, *how)
+        if len(inputs["tile_rows"]):
+            tiles = inputs["tile_rows"], inputs["tile_counts"], inputs["tile_sequences"]
+            attention.prefill(*paged, *tiles, inputs["positions"], *how)
+
+    def _select(self, op: Select, step: Step) -> None:
+        width = self.program.widths[op.src]
+        src = self._view(op.src, step.rows, width)
+        self.names[op.dst] = f"{op.dst} selected"
+        torch.index_select(src, 0, step.inputs["wanted"], out=self._view(op.dst, step.wanted, width))
+        self.rows = step.wanted
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out (rows, N) = x (rows, K) · weightᵀ + bias, by PyTorch; `out` may be float32 where the others are narrower."""
+    if out.dtype == x.dtype:
+        torch.mm(x, weight.t(), out=out)
+    elif x.is_cuda:
+        torch.ops.aten.mm.dtype_out(x, weight.t(), out.dtype, out=out)
+    else:
+        torch.mm(x.to(out.dtype), weight.t().to(out.dtype), out=out)
+    if bias is not None:
+        out += bias

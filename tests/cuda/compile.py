@@ -1,0 +1,80 @@
+"""Compiles every kernel for sm_90 at the sizes of Qwen3-0.6B; needs no card. `PYTHONPATH=src python -m tests.cuda.compile`
+
+Prints what each takes: shared memory, lines of PTX, whether it has wgmma and asynchronous copies.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from nano_vllm.backends.cuda.kernels import attention, linear, packed, rotate, rows, sampling
+
+TYPES = {
+    "*bf16": "table qkv keys values src x weight",
+    "*fp32": "cosines sines q_norm k_norm sums parts logits temperatures tops borders repetition frequency presence bias",
+    "*fp64": "min_p top_p",
+    "*i32": "tokens sources slots positions stride rows sequences counts ids starts history prompts arguments "
+    "border_ids last_ids seeds indices skip top_k",
+    "*fp16": "scales mins",
+    "fp32": "eps scale",
+    "i32": "count first first_row",
+}
+OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
+ATTENTION = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, GROUP=2, SIZE=128, PADDED=128, WINDOW=0, KIND=tl.bfloat16)
+ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8)
+VOCABULARY = dict(V=151936, CHUNKS=38, PADDED=64, CHUNK=4096)
+MATRIX = dict(N=4096, K=1024, BIASED=False, PARTS=1)
+PACKED = MATRIX | dict(GROUP=32, FOUR=True, MINIMUM=True)
+F32 = dict(out="*fp32")
+KERNELS = [  # kernel, constants, types that differ, warps, stages
+    (rows._embed, dict(WIDTH=1024, COLUMNS=1024), F32, 4, 2),
+    (rows._normalize, dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1), dict(x="*fp32", weight="*fp32", out="*bf16"), 4, 2),
+    (rows._add, dict(WIDTH=1024, COLUMNS=1024, PARTS=2), dict(x="*fp32"), 4, 2),
+    (rows._gate, dict(SIZE=3072, STRIDE=6144, ACTIVATION="silu", COLUMNS=1024), dict(out="*bf16"), 4, 2),
+    (rotate._rotate, ROTATE, {}, 4, 2),
+    (attention._decode, ATTENTION | dict(ROWS=16, TILE=32, SPLITS=1), dict(table="*i32", out="*bf16"), 2, 3),
+    (attention._decode, ATTENTION | dict(ROWS=16, TILE=32, SPLITS=8), dict(table="*i32") | F32, 2, 3),
+    (attention._merge, dict(OUT=2048, HEADS=16, SIZE=128, PADDED=128, SPLITS=8), dict(out="*bf16"), 2, 2),
+    (attention._prefill, ATTENTION | dict(LANES=2, ROWS=128, TILE=64), dict(table="*i32", out="*bf16"), 8, 2),
+    (linear._one, MATRIX | dict(COLUMNS=8, TILE=512, ACTIVATION="silu"), F32, 4, 2),
+    (linear._one, MATRIX | dict(N=151936, COLUMNS=16, TILE=512, ACTIVATION=""), F32, 4, 2),
+    (linear._few, MATRIX | dict(COLUMNS=16, TILE=128, ROWS=16), dict(rows="i32") | F32, 4, 4),
+    (packed._one, PACKED | dict(OUTPUTS=8, GROUPS=32), dict(quants="*u8") | F32, 4, 2),
+    (packed._few, PACKED | dict(OUTPUTS=16, TILE=128, ROWS=16), dict(quants="*u8", rows="i32") | F32, 4, 4),
+    (
+        packed._unpack,
+        dict(K=1024, GROUP=32, FOUR=False, MINIMUM=False, GATHER=True, COLUMNS=1024),
+        dict(quants="*i8", out="*bf16"),
+        4,
+        2,
+    ),
+    (sampling._ban, dict(V=151936, TILE=128), {}, 4, 2),
+    (sampling._count, dict(V=151936, TILE=128), {}, 4, 2),
+    (sampling._penalize, dict(V=151936, TILE=128), {}, 4, 2),
+    (sampling._highest, dict(V=151936, CHUNKS=38, CHUNK=4096), {}, 4, 2),
+    (sampling._mass, VOCABULARY | dict(BORDERS=True), dict(sums="*fp64"), 4, 2),
+    (sampling._pick, VOCABULARY | dict(BORDERS=True), dict(sums="*fp64"), 8, 2),
+    (sampling._border, VOCABULARY, {}, 8, 2),
+]
+
+
+def main() -> None:
+    for kernel, constants, types, warps, stages in KERNELS:
+        names = kernel.arg_names
+        signature = {name: "constexpr" if name in constants else types.get(name, OF.get(name)) for name in names}
+        places = {(i,): constants[name] for i, name in enumerate(names) if name in constants}
+        aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+        source = ASTSource(kernel, signature, places, aligned)
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+        text = made.asm["ptx"]
+        has = [word for word in ("wgmma", "cp.async", "ld.global.v4") if word in text]
+        print(
+            f"{kernel.__name__:<12}{made.metadata.shared:>8} B shared{text.count(chr(10)):>7} lines  {', '.join(has)}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What only a card can show: sizes of real models, graphs, every kernel compiled. Skipped where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from nano_vllm import registry  # noqa: E402
+from nano_vllm.backends import reference  # noqa: E402
+from nano_vllm.backends.cuda.kernels import attention, linear  # noqa: E402
+from nano_vllm.sampling import pipeline  # noqa: E402
+from nano_vllm.sampling.params import SamplingParams  # noqa: E402
+from tests.backends import tiny  # noqa: E402
+
+from .test_draw import draw, sampling  # noqa: E402
+from .test_kernels import Paged, array, close, ints, poisoned, random  # noqa: E402
+from .test_session import BOUNDS, ids, model, opened, run  # noqa: E402
+
+
+@pytest.mark.parametrize("heads, kv_heads, size", [(16, 8, 128), (32, 8, 128), (9, 3, 64), (8, 1, 256)])
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("block", [16, 256])
+def test_decode_over_long_contexts(heads, kv_heads, size, window, block):
+    lengths = (1, 33, 3000, 1025)
+    paged, scale = Paged(lengths, kv_heads, size, "bf16", block), size**-0.5
+    q, out = random(4, heads * size, type="bf16"), poisoned(4, heads * size, type="bf16")
+    space = torch.empty(attention.scratch(8, heads, kv_heads, size), device="cuda")
+    attention.decode(
+        q, paged.keys, paged.values, out, ints(paged.table), ints([paged.table.shape[1]]), ints([0, 1, 2, 3]), ints([0, 1, 2, 3]),
+        ints(np.array(lengths) - 1), space, scale, window, heads, block,
+    )  # fmt: skip
+    right = [paged.attend(array(q)[s].reshape(heads, size), s, n - 1, scale, window) for s, n in enumerate(lengths)]
+    close(out, np.stack(right).reshape(4, -1), "bf16")
+
+
+@pytest.mark.parametrize("heads, kv_heads, size", [(16, 8, 128), (9, 3, 64), (8, 1, 256)])
+@pytest.mark.parametrize("window", [None, 300])
+def test_prefill_of_long_prompts(heads, kv_heads, size, window):
+    first, n = 513, 700
+    paged, scale = Paged([first + n], kv_heads, size, "bf16"), size**-0.5
+    q, out = random(n, heads * size, type="bf16"), poisoned(n, heads * size, type="bf16")
+    _, tokens = attention.tile_rows(size, heads // kv_heads, False)
+    starts = np.arange(0, n, tokens)
+    attention.prefill(
+        q, paged.keys, paged.values, out, ints(paged.table), ints([paged.table.shape[1]]), ints(starts),
+        ints(np.minimum(tokens, n - starts)), ints(np.zeros(len(starts))), ints(first + np.arange(n)), scale, window, heads, 16,
+    )  # fmt: skip
+    some = [0, 1, tokens - 1, tokens, 333, n - 1]
+    right = [paged.attend(array(q)[r].reshape(heads, size), 0, first + r, scale, window) for r in some]
+    close(out[some], np.stack(right).reshape(len(some), -1), "bf16")
+    assert torch.isfinite(out.float()).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 16])
+@pytest.mark.parametrize("n, k", [(4096, 1024), (1024, 3072), (151936, 1024), (4096, 12288)])
+def test_linear(count, n, k):
+    x, weight = random(count, k, type="bf16"), torch.randn(n, k, device="cuda").bfloat16()
+    parts = linear.tiles(count, n, k, True)[2]
+    out = poisoned(parts, count, n)
+    linear.linear(x, weight, None, out)
+    close(out.sum(0), array(x.double() @ weight.double().T), "bf16")
+
+
+def test_draws_from_a_large_vocabulary():
+    cases = [
+        dict(), dict(temperature=0), dict(temperature=0.6), dict(top_k=50), dict(top_p=0.9),
+        dict(top_k=20, top_p=0.95, min_p=0.01),
+        dict(repetition_penalty=1.2, frequency_penalty=0.1), dict(min_p=0.05, temperature=1.5),
+    ]  # fmt: skip
+    logits = (3 * np.random.default_rng(1).standard_normal((len(cases), 151936))).astype(np.float32)
+    batch = sampling([SamplingParams(**case) for case in cases], 151936)
+    np.testing.assert_array_equal(draw(logits, batch), pipeline.sample(logits, batch))
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("architecture, index", tiny.variants())
+def test_logits_of_every_architecture(architecture, index, dtype):
+    """Against the reference backend, which tests/backends holds to transformers."""
+    module = registry.load("architectures", architecture)
+    spec = module.describe(tiny.configs(module)[index])
+    settings = dict(max_num_batched_tokens=64, max_model_len=4096)
+    prompt = tiny.tokens(spec.vocab_size)
+    exact = tiny.logits(opened(spec, reference, **settings), prompt)
+    ours = tiny.logits(opened(spec, dtype=dtype, **settings), prompt)
+    # these models are made sharp: an error of one layer grows in the next ones
+    assert np.sqrt(np.mean((ours - exact) ** 2)) <= 3 * BOUNDS[dtype] * np.sqrt(np.mean(exact**2))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_graphs_change_no_answer(dtype):
+    """Batches that grow and shrink, with graphs captured on the way, against every kernel launched by itself. The second round
+    runs on graphs alone."""
+    requests = [
+        (ids(3 + 7 * i, seed=i).tolist(), SamplingParams(temperature=0.9 * (i % 3), seed=i, max_tokens=3 + 4 * i))
+        for i in range(11)
+    ]
+    plan = dict(num_blocks=128, max_num_seqs=9, max_num_batched_tokens=96)
+    spec = model(head_size=64, hidden=256, mlp=512)
+    eager = run(opened(spec, dtype=dtype, enforce_eager=True, **plan), requests)
+    session = opened(spec, dtype=dtype, **plan)
+    assert session.graphs is not None
+    first = run(session, requests)
+    assert session.graphs.captured and not session.graphs.refused
+    second = run(session, requests)
+    if dtype == "f32":  # in bf16, padding may change a product's order of sums
+        assert first == eager and second == eager
+    assert list(map(len, second)) == list(map(len, eager))
+
+
+def test_a_closed_session_gives_its_memory_back():
+    import gc
+
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    session = opened(num_blocks=4096)
+    assert torch.cuda.memory_allocated() > before
+    session.close()
+    del session
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before

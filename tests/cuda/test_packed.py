@@ -1,0 +1,54 @@
+"""Kernels over packed matrices against the formats' own unpacking."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from nano_vllm.backends import reference  # noqa: E402
+from nano_vllm.backends.cuda.kernels import linear, packed  # noqa: E402
+from nano_vllm.backends.cuda.weights import on_device  # noqa: E402
+from nano_vllm.formats import pack  # noqa: E402
+
+from . import DEVICE  # noqa: E402
+from .test_kernels import array, close, ints, poisoned, random  # noqa: E402
+
+FORMATS = {
+    "q8": ("q8", {}),
+    "q4": ("q4", {}),
+    "q4, groups of 128": ("q4", {"group": 128}),
+    "q4 with minimum": ("q4", {"group": 64, "minimum": True}),
+}
+
+
+def matrix(name: str, n: int, k: int):
+    format, options = FORMATS[name]
+    tensor = pack("w", np.random.default_rng(5).standard_normal((n, k)).astype(np.float32), format, **options)
+    return on_device([tensor], torch.device(DEVICE)), tensor.unpack()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "count, n, k, type", [(1, 9, 128, "f32"), (1, 37, 1152, "bf16"), (3, 33, 256, "f32"), (16, 18, 384, "bf16")]
+)
+def test_linear(name, count, n, k, type):
+    (weight, values), x, bias = matrix(name, n, k), random(count, k, type=type), random(n, seed=2)
+    right = reference.linear(array(x), values, array(bias))
+    for splittable in (False, True):
+        parts = linear.tiles(count, n, k, splittable)[2]
+        out = poisoned(parts, count, n)
+        packed.linear(x, weight, bias, out)
+        close(out.sum(0), right, type)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_unpack_and_embed(name):
+    weight, values = matrix(name, 7, 1152)
+    out = poisoned(3, 1152)
+    packed.unpack(weight, 2, out)
+    np.testing.assert_array_equal(array(out), values[2:5])
+    packed.embed(weight, ints([6, 1, 0]), ints([-1, -1, 1]), ints([0, 3]), out)
+    np.testing.assert_array_equal(array(out), values[[6, 1, 3]])
