@@ -51,9 +51,9 @@ class Shapes:
         return Shape(size, size, 0, size)
 
     def mixed(self, shape: Shape) -> Shape | None:
-        """None where the step is too large for a graph to pay."""
+        """None where the step is too large for a graph to pay, or wants more ids than one of each sequence."""
         rows = -(-shape.rows // MIXED_STEP) * MIXED_STEP
-        if rows > min(MIXED_ROWS, self.rows):
+        if rows > min(MIXED_ROWS, self.rows) or shape.wanted > self.sequences:
             return None
         few = self.sequences
         padded = Shape(rows, power(shape.decodes, few), power(shape.tiles, rows), power(shape.wanted, few))

@@ -124,6 +124,7 @@ class Session:
         self.closed = True
         self.runner = self.sampler = self.staging = self.graphs = None
         if self.stream:
+            torch._C._cuda_clearCublasWorkspaces()  # else they stay for the stream's next product, which there will not be
             torch.cuda.empty_cache()
 
     def _on_stream(self):
