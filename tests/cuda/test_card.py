@@ -124,4 +124,4 @@ def test_a_closed_session_gives_its_memory_back():
     session.close()
     del session
     gc.collect()
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before  # less: libraries keep workspaces for the streams of sessions before it
