@@ -44,7 +44,7 @@ test-cuda:  ## the CUDA backend's tests on a card, with the Python that has PyTo
 bench: bench-cpu
 
 bench-cpu: install  ## beside its peers, in one run; builds llama-cpp-python (minutes)
-	CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/pip install --quiet --no-binary llama-cpp-python $$($(REQUIREMENTS) bench)
+	$(REQUIREMENTS) bench | CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/pip install --quiet --no-binary llama-cpp-python -r /dev/stdin
 	$(BIN)/python -m benchmarks.cpu $(ARGS)
 
 llama-server: install  ## llama.cpp's server for bench-cpu, into .venv/bin, from llama-cpp-python's source (minutes)
@@ -84,8 +84,8 @@ $(BIN)/python: | deps
 # The build's requirements live in .venv and the build folder is kept, so that a change rebuilds only what it touches.
 $(STAMPS)/build: pyproject.toml | $(BIN)/python
 	@mkdir -p $(STAMPS)
-	@$(BIN)/pip install --quiet $$($(REQUIREMENTS) build) \
-		$$(command -v cmake >/dev/null || echo cmake) $$(command -v ninja >/dev/null || echo ninja)
+	@{ $(REQUIREMENTS) build; command -v cmake >/dev/null || echo cmake; command -v ninja >/dev/null || echo ninja; } \
+		| $(BIN)/pip install --quiet -r /dev/stdin
 	@touch $@
 
 $(STAMPS)/project: $(SOURCES) $(STAMPS)/build
@@ -96,5 +96,5 @@ $(STAMPS)/project: $(SOURCES) $(STAMPS)/build
 $(STAMPS)/dev: pyproject.toml | $(BIN)/python
 	@echo "Installing what the tests need into .venv"
 	@mkdir -p $(STAMPS)
-	@$(BIN)/pip install --quiet $$($(REQUIREMENTS) dev)
+	@$(REQUIREMENTS) dev | $(BIN)/pip install --quiet -r /dev/stdin
 	@touch $@
