@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+torch = pytest.importorskip("torch", reason="the backend is PyTorch's")
+pytest.importorskip("triton", reason="Triton has no package for this system")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 

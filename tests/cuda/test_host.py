@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("triton")
+pytest.importorskip("torch", reason="the backend is PyTorch's")
+pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import cuda  # noqa: E402
 from nano_vllm.backends.cuda import graphs, layout, warmup  # noqa: E402

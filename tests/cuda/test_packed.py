@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+torch = pytest.importorskip("torch", reason="the backend is PyTorch's")
+pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import reference  # noqa: E402
 from nano_vllm.backends.cuda.kernels import linear, packed  # noqa: E402

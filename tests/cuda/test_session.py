@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+torch = pytest.importorskip("torch", reason="the backend is PyTorch's")
+pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm import registry  # noqa: E402
 from nano_vllm.backends import cuda, reference  # noqa: E402
