@@ -28,6 +28,7 @@ ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, 
 VOCABULARY = dict(V=151936, CHUNKS=38, PADDED=64, CHUNK=4096)
 MATRIX = dict(N=4096, K=1024, BIASED=False, PARTS=1)
 PACKED = MATRIX | dict(GROUP=32, FOUR=True, MINIMUM=True)
+QUANTS8 = MATRIX | dict(GROUP=32, FOUR=False, MINIMUM=False)
 F32 = dict(out="*fp32")
 KERNELS = [  # kernel, constants, types that differ, warps, stages
     (rows._embed, dict(WIDTH=1024, COLUMNS=1024), F32, 4, 2),
@@ -43,7 +44,8 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (linear._one, MATRIX | dict(N=151936, COLUMNS=16, TILE=512, ACTIVATION=""), F32, 4, 2),
     (linear._few, MATRIX | dict(COLUMNS=16, TILE=128, ROWS=16), dict(rows="i32") | F32, 4, 4),
     (packed._one, PACKED | dict(OUTPUTS=8, GROUPS=32), dict(quants="*u8") | F32, 4, 2),
-    (packed._few, PACKED | dict(OUTPUTS=16, TILE=128, ROWS=16), dict(quants="*u8", rows="i32") | F32, 4, 4),
+    (packed._several, PACKED | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*u8", rows="i32", out="*bf16"), 4, 4),
+    (packed._several, QUANTS8 | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*i8", rows="i32", out="*bf16"), 4, 4),
     (
         packed._unpack,
         dict(K=1024, GROUP=32, FOUR=False, MINIMUM=False, GATHER=True, COLUMNS=1024),

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the backend is PyTorch's")
 pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import reference  # noqa: E402
-from nano_vllm.backends.cuda.kernels import linear, packed  # noqa: E402
+from nano_vllm.backends.cuda.kernels import packed  # noqa: E402
 from nano_vllm.backends.cuda.weights import on_device  # noqa: E402
 from nano_vllm.formats import pack  # noqa: E402
 
@@ -32,16 +32,24 @@ def matrix(name: str, n: int, k: int):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
-    "count, n, k, type", [(1, 9, 128, "f32"), (1, 37, 1152, "bf16"), (3, 33, 256, "f32"), (16, 18, 384, "bf16")]
+    "count, n, k, type",
+    [(1, 9, 128, "f32"), (1, 37, 1152, "bf16"), (3, 33, 256, "f32"), (16, 18, 384, "bf16"), (19, 70, 640, "bf16")],
 )
 def test_linear(name, count, n, k, type):
     (weight, values), x, bias = matrix(name, n, k), random(count, k, type=type), random(n, seed=2)
     right = reference.linear(array(x), values, array(bias))
-    for splittable in (False, True):
-        parts = linear.tiles(count, n, k, splittable)[2]
+    for parts in {1, packed.parts(count, n, k)}:
         out = poisoned(parts, count, n)
         packed.linear(x, weight, bias, out)
         close(out.sum(0), right, type)
+
+
+@pytest.mark.parametrize("name", ["q8", "q4 with minimum"])
+def test_linear_of_several_tiles_of_rows(name):
+    (weight, values), x = matrix(name, 65, 192), random(131, 192, type="bf16")
+    out = poisoned(1, 131, 65)
+    packed.linear(x, weight, None, out)
+    close(out[0], reference.linear(array(x), values, None), "bf16")
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -74,7 +74,7 @@ def sizes(program: Program, dtype: torch.dtype, max_rows: int, max_seqs: int) ->
         if isinstance(op, Linear) and op.accumulate:
             width = program.widths[op.dst]
             found["delta"] = (max_rows * width, dtype)
-            found["parts"] = (linear.MAX_PARTS * linear.MAX_ROWS * width, torch.float32)
+            found["parts"] = (max(linear.MAX_PARTS * linear.MAX_ROWS, packed.MAX_PART_ROWS) * width, torch.float32)
         if isinstance(op, Attend):
             need = attention.scratch(max_seqs, op.heads, op.kv_heads, op.head_size)
             found["attention"] = (max(need, found.get("attention", (0,))[0]), torch.float32)
@@ -170,22 +170,23 @@ class Runner:
         x = self._view(gate.src, 1, 2 * k) if gate else self._view(op.src, count, k)
         if x.dtype != self.dtype:
             x = x.to(self.dtype)
-        few = count <= linear.MAX_ROWS
+        compact = isinstance(weight, Packed)
+        few = count <= (packed.max_rows(weight, self.dtype) if compact else linear.MAX_ROWS)
         if op.accumulate and op.dst in self.pending:
             self._settle(op.dst)
         if op.accumulate:
-            parts = linear.tiles(count, n, k, True)[2] if few else 1
+            parts = 1 if not few else packed.parts(count, n, k) if compact else linear.tiles(count, n, k, True)[2]
             y = self._view("parts", parts * count, n).view(parts, count, n) if few else self._view("delta", count, n)[None]
             self.pending[op.dst] = y
         else:
             y = self._view(op.dst, count, n)[None]
             if op.dst == "logits":
                 self.logits = y[0]
-        if few and isinstance(weight, Packed):
+        if few and compact:
             packed.linear(x, weight, bias, y)
         elif few:
             linear.linear(x, weight, bias, y, gate.activation if gate else "")
-        elif isinstance(weight, Packed):
+        elif compact:
             self._unpacked(x, weight, bias, y[0])
         else:
             product(x, weight, bias, y[0])

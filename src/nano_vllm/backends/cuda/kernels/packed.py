@@ -1,5 +1,5 @@
-"""Matrices that stay packed on the device, in the formats q8 and q4 (`formats/`): unpacked in registers where few rows meet
-them, else a piece at a time for a product by PyTorch."""
+"""Matrices that stay packed on the device, in the formats q8 and q4 (`formats/`): unpacked in registers up to some hundred rows,
+above a piece at a time for a product by PyTorch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import triton
 import triton.language as tl
 
 from ._dot import dot
-from .linear import MAX_ROWS, tiles
+from .linear import MAX_PARTS, PROGRAMS, tiles
+from .linear import MAX_ROWS as EXACT_ROWS
 
 FORMATS = ("q4", "q8")
 COLUMNS = 1024  # of a program that unpacks
+MAX_ROWS = {"q4": 256, "q8": 256}  # that unpack in registers; above, a product by PyTorch with what was unpacked
+MAX_PART_ROWS = 256  # rows times parts of a sum: what `parts` leaves is read again
+OUTPUTS, BLOCKS, MAX_TILE_ROWS = 64, 4, 128  # of a program for several rows
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def _one(
         at = part * each + start + g  # of 32 columns
         inside = at < K // 32
         seen = (n < N)[:, None] & inside[None, :]
-        scale = tl.load(scales + rows[:, None] * (K // GROUP) + (at * 32 // GROUP)[None, :], mask=seen, other=0.0)
+        scale = tl.load(scales + rows[:, None] * (K // GROUP) + (at // (GROUP // 32))[None, :], mask=seen, other=0.0)
         column = at[:, None] * 32 + j[None, :]
         a = tl.load(x + column, mask=inside[:, None], other=0.0).to(tl.float32)[None, :, :]
         b = tl.load(x + column + 16, mask=inside[:, None], other=0.0).to(tl.float32)[None, :, :]
@@ -80,7 +84,7 @@ def _one(
             high = tl.load(quants + where + 16, mask=seen[:, :, None], other=0).to(tl.float32)
         acc += scale.to(tl.float32)[:, :, None] * (low * a + high * b)
         if MINIMUM:
-            least = tl.load(mins + rows[:, None] * (K // GROUP) + (at * 32 // GROUP)[None, :], mask=seen, other=0.0)
+            least = tl.load(mins + rows[:, None] * (K // GROUP) + (at // (GROUP // 32))[None, :], mask=seen, other=0.0)
             acc += least.to(tl.float32)[:, :, None] * (a + b)
     y = tl.sum(tl.sum(acc, axis=2), axis=1)
     if BIASED and part == 0:
@@ -108,27 +112,50 @@ def _values(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _few(
+def _several(
     x, quants, scales, mins, bias, out, rows, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
-    MINIMUM: tl.constexpr, BIASED: tl.constexpr, OUTPUTS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr,
+    MINIMUM: tl.constexpr, BIASED: tl.constexpr, OUTPUTS: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    part, k, r = tl.program_id(1), tl.arange(0, TILE), tl.arange(0, ROWS)
-    each: tl.constexpr = (K + PARTS * TILE - 1) // (PARTS * TILE) * TILE
-    acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    line = n.to(tl.int64)[:, None] + tl.zeros((OUTPUTS, TILE), tl.int64)
-    for start in range(0, each, TILE):
-        at = part * each + start + k
-        seen = (n < N)[:, None] & (at < K)[None, :]
-        column = at[None, :] + tl.zeros((OUTPUTS, TILE), tl.int32)
-        w = _values(quants, scales, mins, line, column, seen, K, GROUP, FOUR, MINIMUM)
-        a = tl.load(x + r[:, None] * K + at[None, :], mask=(r < rows)[:, None] & (at < K)[None, :], other=0.0)
-        acc += dot(a, tl.trans(w.to(x.dtype.element_ty)))
+    """BLOCKS times 32 columns at a time. The sums are kept transposed: the weights, unpacked in registers, are then the operand
+    that the matrix unit takes from there, and few rows waste none of it. The halves of q4's bytes are products of their own, so
+    a byte is loaded once and no nibble moves to another thread."""
+    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    BYTES: tl.constexpr = 16 if FOUR else 32  # of 32 columns
+    part, b, j, c = tl.program_id(2), tl.arange(0, BLOCKS), tl.arange(0, BYTES), tl.arange(0, BLOCKS * BYTES)
+    each: tl.constexpr = (K // 32 + PARTS * BLOCKS - 1) // (PARTS * BLOCKS) * BLOCKS
+    acc = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    line = n.to(tl.int64)
+    for start in range(0, each, BLOCKS):
+        first = part * each + start
+        at = first + b
+        seen = (n < N)[:, None] & (at < K // 32)[None, :]
+        where = line[:, None, None] * (K // 32 * BYTES) + (at[:, None] * BYTES + j[None, :])[None, :, :]
+        q = tl.load(quants + where, mask=seen[:, :, None], other=0)
+        group = line[:, None] * (K // GROUP) + (at // (GROUP // 32))[None, :]
+        # Four scales of groups of 32 are copied asynchronously; of larger groups, a line of the cache serves many rounds.
+        scale = tl.load(scales + group, mask=seen, other=0.0).to(tl.float32)[:, :, None]
+        column = (first + c // BYTES) * 32 + c % BYTES
+        have = (r < rows)[:, None] & (first + c // BYTES < K // 32)[None, :]
+        source = x + r[:, None] * K + column[None, :]
+        least = 0.0
+        if MINIMUM:
+            least = tl.load(mins + group, mask=seen, other=0.0).to(tl.float32)[:, :, None]
+        if FOUR:
+            zero: tl.constexpr = 0.0 if MINIMUM else 8.0
+            w = ((_float(q & 15) - zero) * scale + least).to(x.dtype.element_ty)
+            acc += dot(tl.reshape(w, (OUTPUTS, BLOCKS * BYTES)), tl.trans(tl.load(source, mask=have, other=0.0)))
+            w = ((_float(q >> 4) - zero) * scale + least).to(x.dtype.element_ty)
+            acc += dot(tl.reshape(w, (OUTPUTS, BLOCKS * BYTES)), tl.trans(tl.load(source + 16, mask=have, other=0.0)))
+        else:
+            w = (q.to(tl.float32) * scale + least).to(x.dtype.element_ty)
+            acc += dot(tl.reshape(w, (OUTPUTS, BLOCKS * BYTES)), tl.trans(tl.load(source, mask=have, other=0.0)))
+    y = tl.trans(acc)
     if BIASED and part == 0:
-        acc += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
-    to = out + (part * rows + r[:, None]) * N + n[None, :]
-    tl.store(to, acc.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (n < N)[None, :])
+        y += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
+    to = out + (part * rows + r[:, None]).to(tl.int64) * N + n[None, :]
+    tl.store(to, y.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (n < N)[None, :])
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -154,18 +181,39 @@ def _planes(weight: Packed) -> tuple[torch.Tensor, ...]:
     return weight.quants, weight.scales, weight.scales if weight.mins is None else weight.mins
 
 
-def linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """As `linear.linear`: x (rows, K), 1 to MAX_ROWS rows; out (parts, rows, N)."""
-    (rows, k), n, parts = x.shape, weight.shape[0], out.shape[0]
-    outputs, tile, _ = tiles(rows, n, k, parts > 1)
-    grid, b = (triton.cdiv(n, outputs), parts), x if bias is None else bias
-    how = (n, k, weight.group, weight.four_bits, weight.mins is not None, bias is not None, outputs)
+def max_rows(weight: Packed, dtype: torch.dtype) -> int:
+    """Rows of `dtype` that `linear` takes: few of float32, which matrix units do not multiply exactly."""
+    if dtype == torch.float32:
+        return EXACT_ROWS
+    return MAX_ROWS["q4" if weight.four_bits else "q8"]
+
+
+def parts(rows: int, n: int, k: int) -> int:
+    """How many parts of the sum over columns pay, of a product whose `out` may keep them apart; see `linear`."""
     if rows == 1:
+        return tiles(1, n, k, True)[2]
+    found, most = 1, min(MAX_PARTS, MAX_PART_ROWS // rows)
+    programs = triton.cdiv(n, OUTPUTS) * triton.cdiv(rows, MAX_TILE_ROWS)
+    while 2 * found <= most and found * programs < PROGRAMS // 2 and 2 * found * 256 <= k:
+        found *= 2
+    return found
+
+
+def linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """As `linear.linear`: x (rows, K), 1 to `max_rows` rows; out (parts, rows, N)."""
+    (rows, k), n, count = x.shape, weight.shape[0], out.shape[0]
+    b = x if bias is None else bias
+    how = (n, k, weight.group, weight.four_bits, weight.mins is not None, bias is not None)
+    if rows == 1:
+        outputs = tiles(1, n, k, count > 1)[0]
         # up to 4 loads of 16 bytes under way in a thread, and as many sums in registers as their columns
-        groups = min(512 // outputs, triton.next_power_of_2(triton.cdiv(k // 32, parts)))
-        _one[grid](x, *_planes(weight), b, out, *how, groups, parts, num_warps=4)
-    else:
-        _few[grid](x, *_planes(weight), b, out, rows, *how, tile, parts, MAX_ROWS, num_warps=4, num_stages=4)
+        groups = min(512 // outputs, triton.next_power_of_2(triton.cdiv(k // 32, count)))
+        _one[(triton.cdiv(n, outputs), count)](x, *_planes(weight), b, out, *how, outputs, groups, count, num_warps=4)
+        return
+    tile = min(MAX_TILE_ROWS, max(16, triton.next_power_of_2(rows)))
+    stages = 4 if tile < MAX_TILE_ROWS else 2  # below the 99 KiB of shared memory that consumer cards have
+    grid = (triton.cdiv(rows, tile), triton.cdiv(n, OUTPUTS), count)
+    _several[grid](x, *_planes(weight), b, out, rows, *how, OUTPUTS, BLOCKS, count, tile, num_warps=4, num_stages=stages)
 
 
 def unpack(weight: Packed, first: int, out: torch.Tensor) -> None:
