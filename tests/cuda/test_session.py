@@ -78,9 +78,10 @@ def test_chunks_and_mixed_steps_are_within_the_types_rounding_of_the_reference(d
 
 
 @pytest.mark.parametrize("format", ["q4", "q8"])
-def test_quantised_weights_are_their_formats(format):
+@pytest.mark.parametrize("rows", [9, 20], ids=["in registers", "beforehand"])
+def test_quantised_weights_are_their_formats(format, rows):
     spec = model(hidden=64, mlp=64, layers=1, bias=False, qk_norm=False)
-    part = [(ids(9), 0, [3])]
+    part = [(ids(rows), 0, [3, 1])]
     ours, right = (logits(opened(spec, backend, format=format), part) for backend in (cuda, reference))
     np.testing.assert_allclose(ours, right, atol=1e-4)
 
