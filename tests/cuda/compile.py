@@ -10,13 +10,13 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nano_vllm.backends.cuda.kernels import attention, linear, packed, rotate, rows, sampling
+from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_row, packed, rotate, rows, sampling
 
 TYPES = {
     "*bf16": "table qkv keys values src x weight",
-    "*fp32": "cosines sines q_norm k_norm sums parts logits temperatures tops borders repetition frequency presence bias",
+    "*fp32": "cosines sines q_norm k_norm norm sums parts logits temperatures tops borders repetition frequency presence bias",
     "*fp64": "min_p top_p",
-    "*i32": "tokens sources slots positions stride rows sequences counts ids starts history prompts arguments "
+    "*i32": "tokens sources slots positions arrived stride rows sequences counts ids starts history prompts arguments "
     "border_ids last_ids seeds indices skip top_k",
     "*fp16": "scales mins",
     "fp32": "eps scale",
@@ -24,12 +24,15 @@ TYPES = {
 }
 OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
 ATTENTION = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, GROUP=2, SIZE=128, PADDED=128, WINDOW=0, KIND=tl.bfloat16)
+ATTEND_ROW = ATTENTION | dict(STRIDE=4096, ROWS=16, TILE=64, SPLITS=32, NORM=True, PDL=True)
+del ATTEND_ROW["QKV"]
 ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8)
 VOCABULARY = dict(V=151936, CHUNKS=38, PADDED=64, CHUNK=4096)
 MATRIX = dict(N=4096, K=1024, BIASED=False, PARTS=1)
 PACKED = MATRIX | dict(GROUP=32, FOUR=True, MINIMUM=True)
 QUANTS8 = MATRIX | dict(GROUP=32, FOUR=False, MINIMUM=False)
-F32 = dict(out="*fp32")
+F32, ROW = dict(out="*fp32"), dict(x="*fp32")
+ONE = dict(NORM=True, BIASED=False, ACTIVATION="", ADD=False, PDL=True)
 KERNELS = [  # kernel, constants, types that differ, warps, stages
     (rows._embed, dict(WIDTH=1024, COLUMNS=1024), F32, 4, 2),
     (rows._normalize, dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1), dict(x="*fp32", weight="*fp32", out="*bf16"), 4, 2),
@@ -39,9 +42,12 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (attention._decode, ATTENTION | dict(ROWS=16, TILE=32, SPLITS=1), dict(table="*i32", out="*bf16"), 2, 3),
     (attention._decode, ATTENTION | dict(ROWS=16, TILE=32, SPLITS=8), dict(table="*i32") | F32, 2, 3),
     (attention._merge, dict(OUT=2048, HEADS=16, SIZE=128, PADDED=128, SPLITS=8), dict(out="*bf16"), 2, 2),
+    (attend_row._attend, ATTEND_ROW, dict(table="*i32", out="*bf16"), 4, 3),
     (attention._prefill, ATTENTION | dict(LANES=2, ROWS=128, TILE=64), dict(table="*i32", out="*bf16"), 8, 2),
-    (linear._one, MATRIX | dict(COLUMNS=8, TILE=512, ACTIVATION="silu"), F32, 4, 2),
-    (linear._one, MATRIX | dict(N=151936, COLUMNS=16, TILE=512, ACTIVATION=""), F32, 4, 2),
+    (one_row._product, ONE | dict(N=4096, K=1024, LINES=8, TILE=1024), ROW | dict(out="*bf16"), 4, 2),
+    (one_row._product, ONE | dict(N=6144, K=1024, LINES=8, TILE=1024, ACTIVATION="silu"), ROW | dict(out="*bf16"), 4, 2),
+    (one_row._product, ONE | dict(N=1024, K=3072, LINES=2, TILE=4096, NORM=False, ADD=True), F32, 4, 2),
+    (one_row._product, ONE | dict(N=4096, K=12288, LINES=4, TILE=2048, NORM=False, ADD=True), F32, 4, 2),
     (linear._few, MATRIX | dict(COLUMNS=16, TILE=128, ROWS=16), dict(rows="i32") | F32, 4, 4),
     (packed._one, PACKED | dict(OUTPUTS=8, GROUPS=32), dict(quants="*u8") | F32, 4, 2),
     (packed._several, PACKED | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*u8", rows="i32", out="*bf16"), 4, 4),

@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 
 from nano_vllm import registry  # noqa: E402
 from nano_vllm.backends import reference  # noqa: E402
-from nano_vllm.backends.cuda.kernels import attention, linear  # noqa: E402
+from nano_vllm.backends.cuda.kernels import attention, linear, one_row  # noqa: E402
 from nano_vllm.sampling import pipeline  # noqa: E402
 from nano_vllm.sampling.params import SamplingParams  # noqa: E402
 from tests.backends import tiny  # noqa: E402
@@ -56,7 +56,7 @@ def test_prefill_of_long_prompts(heads, kv_heads, size, window):
     assert torch.isfinite(out.float()).all()
 
 
-@pytest.mark.parametrize("count", [1, 2, 16])
+@pytest.mark.parametrize("count", [2, 16])
 @pytest.mark.parametrize("n, k", [(4096, 1024), (1024, 3072), (151936, 1024), (4096, 12288)])
 def test_linear(count, n, k):
     x, weight = random(count, k, type="bf16"), torch.randn(n, k, device="cuda").bfloat16()
@@ -64,6 +64,14 @@ def test_linear(count, n, k):
     out = poisoned(parts, count, n)
     linear.linear(x, weight, None, out)
     close(out.sum(0), array(x.double() @ weight.double().T), "bf16")
+
+
+@pytest.mark.parametrize("n, k", [(4096, 1024), (1024, 2048), (1024, 3072), (151936, 1024), (24576, 4096), (4096, 12288)])
+def test_product_of_one_row(n, k):
+    x, norm, weight = random(1, k), random(k, seed=1), torch.randn(n, k, device="cuda").bfloat16()
+    out = poisoned(1, n)
+    one_row.product(x, weight, None, out, norm, 1e-6)
+    close(out, array(torch.nn.functional.rms_norm(x.double(), (k,), norm.double(), 1e-6) @ weight.double().T), "bf16")
 
 
 def test_draws_from_a_large_vocabulary():

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the backend is PyTorch's")
 pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import reference  # noqa: E402
-from nano_vllm.backends.cuda.kernels import attention, linear, rotate, rows  # noqa: E402
+from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_row, rotate, rows  # noqa: E402
 from nano_vllm.model.spec import Rope  # noqa: E402
 
 from . import DEVICE  # noqa: E402
@@ -79,7 +79,7 @@ def test_gate(type, activation, count, size):
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("count, n, k", [(1, 1, 17), (1, 37, 1100), (2, 33, 96), (7, 19, 300), (16, 35, 33)])
+@pytest.mark.parametrize("count, n, k", [(2, 1, 17), (2, 33, 96), (7, 19, 300), (16, 35, 33)])
 def test_linear(type, biased, count, n, k):
     x, weight, bias = random(count, k, type=type), random(n, k, seed=1, type=type), random(n, seed=2)
     right = reference.linear(array(x), array(weight), array(bias) if biased else None)
@@ -90,14 +90,32 @@ def test_linear(type, biased, count, n, k):
         close(out.float().sum(0), right, type)
 
 
-@pytest.mark.parametrize("activation", rows.ACTIVATIONS)
 @pytest.mark.parametrize("type", TYPES)
-def test_linear_that_gates_its_row(type, activation):
-    x, weight = 3 * random(1, 600, type=type), random(21, 300, seed=1, type=type)
-    right = reference.linear(reference.gate(array(x), 300, activation), array(weight), None)
-    out = poisoned(1, 1, 21, type=type)
-    linear.linear(x, weight, None, out, activation)
-    close(out[0], right, type)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("n, k", [(1, 17), (37, 1100), (66, 96), (20, 4100)])
+def test_product_of_one_row(type, biased, n, k):
+    x, weight, bias = random(1, k, type=type), random(n, k, seed=1, type=type), random(n, seed=2) if biased else None
+    right = reference.linear(array(x), array(weight), array(bias) if biased else None)
+    out = poisoned(1, n, type=type)
+    one_row.product(x, weight, bias, out)
+    close(out, right, type)
+    total = random(1, n, seed=3)
+    right += array(total)
+    one_row.product(x, weight, bias, total, add=True)
+    close(total, right, type)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("activation", ["", *rows.ACTIVATIONS])
+@pytest.mark.parametrize("n, k", [(2, 17), (42, 300), (14, 4100)])
+def test_product_with_its_norm_and_gate(type, activation, n, k):
+    x, norm, weight, bias = random(1, k), random(k, seed=1), 0.1 * random(n, k, seed=2, type=type), random(n, seed=3)
+    right = reference.linear(reference.normalize(array(x), array(norm), 1e-2), array(weight), array(bias))
+    if activation:
+        right = reference.gate(right, n // 2, activation)
+    out = poisoned(*right.shape, type=type)
+    one_row.product(x, weight, bias, out, norm, 1e-2, activation)
+    close(out, right, type)
 
 
 @pytest.mark.parametrize("type, cache", [("f32", "f32"), ("bf16", "bf16"), ("f32", "f16")])
@@ -169,6 +187,48 @@ def test_decode(type, cache, window, heads, kv_heads, size):
     assert torch.isnan(out[3]).all()
     right = [paged.attend(array(q)[r, :-3].reshape(heads, size), s, lengths[s] - 1, scale, window) for s, r in enumerate(at)]
     close(out[at], np.stack(right).reshape(4, -1), type if type != "f32" else cache if cache == "f32" else "f32")
+
+
+@pytest.mark.parametrize("splits", [1, None])
+@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f16", "f32", None)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, size, normed", [(4, 2, 16, True), (9, 3, 6, False), (8, 1, 40, True), (2, 2, 130, False)]
+)
+def test_attend_row(monkeypatch, type, cache, window, heads, kv_heads, size, normed, splits):
+    """Sequences whose next row makes its own key and value: the first token of one, and more keys than a tile of others."""
+    if splits:
+        monkeypatch.setattr(attend_row, "splits", lambda items, kv_heads: splits)
+    lengths, scale = (1, 45, 65, 180), 1.3 * size**-0.5
+    paged = Paged(lengths, kv_heads, size, cache)
+    qkv = random(5, (heads + 2 * kv_heads) * size + 3, type=type)
+    q_norm, k_norm, at = random(size, seed=1), random(size, seed=2), [4, 0, 1, 2]  # row 3 is nobody's
+    rope = Rope(tuple(10000.0 ** (-2 * i / size) for i in range(size // 2)), 1.25)
+    cosine, sine = reference.turns(np.arange(200), rope)
+    positions, slots = np.zeros(5, int), np.full(5, -1)
+    positions[at] = np.array(lengths) - 1
+    slots[at] = [paged.table[s, p // 16] * 16 + p % 16 for s, p in enumerate(positions[at])]
+    q, k, v = np.split(array(qkv)[:, :-3].reshape(5, -1, size), [heads, heads + kv_heads], axis=1)
+    if normed:
+        q, k = reference.normalize(q, array(q_norm), 1e-6), reference.normalize(k, array(k_norm), 1e-6)
+    q, k = (reference.rotate(x, cosine[positions], sine[positions]) for x in (q, k))
+    for s, r in enumerate(at):  # the paged keys are NaN where the new ones will be
+        paged.rows[s][0][:, -1], paged.rows[s][1][:, -1] = k[r], v[r]
+        paged.keys[slots[r]] = paged.values[slots[r]] = float("nan")
+    right = [paged.attend(q[r], s, lengths[s] - 1, scale, window) for s, r in enumerate(at)]
+    arrived = torch.zeros(attend_row.MAX_ROWS * kv_heads, dtype=torch.int32, device=DEVICE)
+    space = torch.full((attention.scratch(8, heads, kv_heads, size),), float("nan"), device=DEVICE)
+    turns, before = tuple(torch.from_numpy(x).to(DEVICE) for x in (cosine, sine)), qkv.clone()
+    for _ in range(2):  # the second time finds what the first has left
+        out = poisoned(5, heads * size, type=type)
+        attend_row.attend(
+            qkv, ints(slots), ints(positions), turns, (q_norm, k_norm) if normed else None, 1e-6, paged.keys, paged.values, out,
+            ints(paged.table), ints([paged.table.shape[1]]), ints([*at, -1]), ints([0, 1, 2, 3, 0]), space, arrived, scale,
+            window, heads, 16,
+        )  # fmt: skip
+        close(out[at], np.stack(right).reshape(4, -1), "bf16" if type == "bf16" else "f16" if type == "f16" else "f32")
+        assert torch.isnan(out[3]).all() and not arrived.any() and torch.equal(qkv, before)
+        for kept, new in ((paged.keys, k), (paged.values, v)):
+            close(kept[torch.from_numpy(slots[at]).to(DEVICE)], new[at], cache if cache != "f32" else type)
 
 
 def test_decode_without_splits(monkeypatch):

@@ -1,7 +1,7 @@
-"""The Program on the device: buffers of fixed size, and its ops one after the other.
+"""The Program on the device: buffers of fixed size, and its ops one after the other, as `fuse` has joined them.
 
-What a linear leaves for the residual (`accumulate`) waits in parts until the norm that follows adds it: one pass instead of two.
-The residual is float32, everything between is of the weights' type.
+What a linear of several rows leaves for the residual (`accumulate`) waits in parts until the norm that follows adds it: one pass
+instead of two. The residual is float32, everything between is of the weights' type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ...errors import UnsupportedModel
 from ...memory.plan import Plan
 from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
 from ...model.spec import Rope
-from .kernels import attention, linear, packed, rotate, rows
+from .fuse import Product, RotateAttend, segments
+from .kernels import attend_row, attention, linear, one_row, packed, rotate, rows
 from .kernels.packed import Packed
 from .weights import DTYPES, UNPACKED, DeviceWeights
 
@@ -78,6 +79,7 @@ def sizes(program: Program, dtype: torch.dtype, max_rows: int, max_seqs: int) ->
         if isinstance(op, Attend):
             need = attention.scratch(max_seqs, op.heads, op.kv_heads, op.head_size)
             found["attention"] = (max(need, found.get("attention", (0,))[0]), torch.float32)
+            found["arrived"] = (max(attend_row.MAX_ROWS * op.kv_heads, found.get("arrived", (0,))[0]), torch.int32)
     return found
 
 
@@ -92,14 +94,10 @@ class Runner:
             name: torch.empty(count, dtype=kind, device=device)
             for name, (count, kind) in sizes(program, dtype, plan.max_num_batched_tokens, plan.max_num_seqs).items()
         }
+        if "arrived" in self.buffers:
+            self.buffers["arrived"].zero_()
         self.dtype = dtype
-        self.gates = {  # of a linear that reads what a gate leaves: with one row, it gates as it reads
-            after.name: op
-            for op, after in zip(program.ops, program.ops[1:])
-            if isinstance(op, Gate) and isinstance(after, Linear) and after.src == op.dst
-            if not isinstance(weights.matrices[after.weights], Packed)
-        }
-        self.gated = {op.name for op in self.gates.values()}
+        self.segments = segments(program, lambda op: not isinstance(weights.matrices[op.weights], Packed))
         largest = max((m.shape[0] * m.shape[1] for m in weights.matrices.values() if isinstance(m, Packed)), default=0)
         self.buffers["unpacked"] = torch.empty(min(UNPACKED, largest), dtype=dtype, device=device)
         slots = plan.num_blocks * plan.block_size
@@ -117,10 +115,13 @@ class Runner:
         self.names = {name: name for name in self.program.widths}  # a selected buffer takes another's name
         self.rows, self.pending = step.rows, {}
         self.logits = None
-        for op in self.program.ops:
-            if step.wanted == 0 and isinstance(op, Select):
+        for segment in self.segments:
+            for op in segment.one if self.rows == 1 else segment.many:
+                self._execute(op, step)
+            if step.wanted == 0:
                 break  # nobody reads what follows
-            self._execute(op, step)
+            for op in segment.selects if not step.every else ():
+                self._execute(op, step)
         return self.logits if step.wanted else self._view("logits", 0, self.program.vocab_size)
 
     def _view(self, name: str, count: int, width: int) -> torch.Tensor:
@@ -144,16 +145,18 @@ class Runner:
                 rows.normalize(x, parts, self.weights.vectors[op.weight], op.eps, self._view(op.dst, n, widths[op.src]))
             case Linear():
                 self._linear(op)
+            case Product():
+                self._product(op)
+            case RotateAttend():
+                self._rotate_attend(op, step)
             case Rotate():
                 self._rotate(op, step)
             case Attend():
                 self._attend(op, step)
             case Gate():
-                if n > 1 or op.name not in self.gated:
-                    rows.gate(self._view(op.src, n, 2 * op.size), op.size, op.activation, self._view(op.dst, n, op.size))
+                rows.gate(self._view(op.src, n, 2 * op.size), op.size, op.activation, self._view(op.dst, n, op.size))
             case Select():
-                if not step.every:
-                    self._select(op, step)
+                self._select(op, step)
             case _:
                 raise UnsupportedModel(f"the cuda backend has no op {type(op).__name__}")
 
@@ -166,8 +169,7 @@ class Runner:
             self._settle(op.src)
         weight, bias = self.weights.matrices[op.weights], self.weights.biases.get(op.weights)
         (n, k), count = weight.shape, self.rows
-        gate = self.gates.get(op.name) if count == 1 else None
-        x = self._view(gate.src, 1, 2 * k) if gate else self._view(op.src, count, k)
+        x = self._view(op.src, count, k)
         if x.dtype != self.dtype:
             x = x.to(self.dtype)
         compact = isinstance(weight, Packed)
@@ -185,11 +187,24 @@ class Runner:
         if few and compact:
             packed.linear(x, weight, bias, y)
         elif few:
-            linear.linear(x, weight, bias, y, gate.activation if gate else "")
+            linear.linear(x, weight, bias, y)
         elif compact:
             self._unpacked(x, weight, bias, y[0])
         else:
             product(x, weight, bias, y[0])
+
+    def _product(self, op: Product) -> None:
+        for name in {op.src, op.dst} & self.pending.keys():
+            self._settle(name)
+        weight, bias = self.weights.matrices[op.linear.weights], self.weights.biases.get(op.linear.weights)
+        (n, k), norm, gate = weight.shape, op.normalize, op.gate
+        out = self._view(op.dst, 1, gate.size if gate else n)
+        if op.dst == "logits":
+            self.logits = out
+        how = (self.weights.vectors[norm.weight], norm.eps) if norm else (None, 0.0)
+        one_row.product(
+            self._view(op.src, 1, k), weight, bias, out, *how, gate.activation if gate else "", add=op.linear.accumulate
+        )
 
     def _unpacked(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torch.Tensor) -> None:
         """The product with a packed matrix, as many of its rows at a time as there is space for."""
@@ -207,6 +222,21 @@ class Runner:
         norms = (vectors[op.q_norm], vectors[op.k_norm]) if op.q_norm else None
         slots, positions = step.inputs["slots"], step.inputs["positions"]
         rotate.rotate(qkv, slots, positions, self.turns[op.rope], norms, op.eps, keys, values, op.heads)
+
+    def _rotate_attend(self, op: RotateAttend, step: Step) -> None:
+        if self.rows > attend_row.MAX_ROWS or len(step.inputs["tile_rows"]):
+            self._rotate(op.rotate, step)
+            self._attend(op.attend, step)
+            return
+        inputs, vectors, (rotate, attend) = step.inputs, self.weights.vectors, (op.rotate, op.attend)
+        qkv = self._view(attend.src, self.rows, (attend.heads + 2 * attend.kv_heads) * attend.head_size)
+        norms = (vectors[rotate.q_norm], vectors[rotate.k_norm]) if rotate.q_norm else None
+        attend_row.attend(
+            qkv, inputs["slots"], inputs["positions"], self.turns[rotate.rope], norms, rotate.eps, *self.caches[attend.cache],
+            self._view(attend.dst, self.rows, attend.heads * attend.head_size), step.table, inputs["stride"],
+            inputs["decode_rows"], inputs["decode_sequences"], self.buffers["attention"], self.buffers["arrived"], attend.scale,
+            attend.window, attend.heads, self.plan.block_size,
+        )  # fmt: skip
 
     def _attend(self, op: Attend, step: Step) -> None:
         qkv = self._view(op.src, self.rows, (op.heads + 2 * op.kv_heads) * op.head_size)

@@ -7,36 +7,10 @@ import triton
 import triton.language as tl
 
 from ._dot import dot
-from .rows import activate
 
 MAX_ROWS = 16  # above, a matrix product by PyTorch
 PROGRAMS = 512  # that keep a large card's memory busy: about four for each of 132 multiprocessors
 MAX_PARTS = 8
-
-
-@triton.jit
-def _one(
-    x, weight, bias, out, N: tl.constexpr, K: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
-    PARTS: tl.constexpr, ACTIVATION: tl.constexpr,
-):  # fmt: skip
-    """One row: products are kept apart until the end, so that no reduction stands between two loads. With ACTIVATION, x has 2 · K
-    numbers, and its gated half is made where it is read."""
-    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    part, k = tl.program_id(1), tl.arange(0, TILE)
-    each: tl.constexpr = (K + PARTS * TILE - 1) // (PARTS * TILE) * TILE
-    acc = tl.zeros((COLUMNS, TILE), tl.float32)
-    line = weight + n.to(tl.int64)[:, None] * K
-    for start in range(0, each, TILE):
-        at = part * each + start + k
-        w = tl.load(line + at[None, :], mask=(n < N)[:, None] & (at < K)[None, :], other=0.0)
-        a = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
-        if ACTIVATION != "":
-            a = activate(a, ACTIVATION) * tl.load(x + K + at, mask=at < K, other=0.0).to(tl.float32)
-        acc += a[None, :] * w.to(tl.float32)
-    y = tl.sum(acc, axis=1)
-    if BIASED and part == 0:
-        y += tl.load(bias + n, mask=n < N, other=0.0)
-    tl.store(out + part * N + n, y.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -72,19 +46,15 @@ def tiles(rows: int, n: int, k: int, splittable: bool) -> tuple[int, int, int]:
     return columns, tile, parts
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, activation: str = "") -> None:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """out = x · weightᵀ + bias with float32 sums, which `out` may keep apart in parts.
 
     Args:
-        x: (rows, K), 1 to MAX_ROWS rows; weight: (N, K); bias: (N,) float32.
+        x: (rows, K), 2 to MAX_ROWS rows (for one, see `one_row`); weight: (N, K); bias: (N,) float32.
         out: (parts, rows, N): the sum over its first axis is the product. `tiles` says how many parts pay.
-        activation: x is one row (1, 2 · K), of which `rows.gate` makes the row that is meant.
     """
     rows, (n, k), parts = len(x), weight.shape, out.shape[0]
     columns, tile, _ = tiles(rows, n, k, parts > 1)
     grid = (triton.cdiv(n, columns), parts)
     b = weight if bias is None else bias
-    if rows == 1:
-        _one[grid](x, weight, b, out, n, k, bias is not None, columns, tile, parts, activation, num_warps=4)
-    else:
-        _few[grid](x, weight, b, out, rows, n, k, bias is not None, columns, tile, parts, MAX_ROWS, num_warps=4, num_stages=4)
+    _few[grid](x, weight, b, out, rows, n, k, bias is not None, columns, tile, parts, MAX_ROWS, num_warps=4, num_stages=4)
