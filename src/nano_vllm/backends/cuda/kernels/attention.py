@@ -8,6 +8,8 @@ sequence's own.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,7 @@ LOG2E = 1.4426950408889634
 # Programs that fill a large card: two for each of 132 multiprocessors. Interpreted, they run one after the other.
 PROGRAMS = 16 if INTERPRETED.value else 264
 MAX_SPLITS = 32
+LARGE = 227 * 1024  # bytes of shared memory: three tiles of 128 keys and values beside the queries
 
 
 @triton.jit
@@ -152,11 +155,11 @@ def decode(
     parts, sums = out, space
     if count > 1:
         parts, sums = space, space[items * heads * count * size :]
-    tile = 16 if kind == tl.float32 or padded > 128 else 32
+    tile, warps = (16, 2) if kind == tl.float32 or padded > 128 else (64, 4)
     _decode[(items, kv_heads, count)](
         qkv, keys, values, parts, sums, table, stride, rows, sequences, positions, scale * LOG2E,
         qkv.stride(0), out.stride(0), block_size, kv_heads, group, max(16, triton.next_power_of_2(group)), size, padded, tile,
-        window or 0, count, kind, num_warps=2, num_stages=3,
+        window or 0, count, kind, num_warps=warps, num_stages=3,
     )  # fmt: skip
     if count > 1:
         _merge[(items, heads)](parts, sums, out, rows, out.stride(0), heads, size, padded, count, num_warps=2)
@@ -206,6 +209,14 @@ def _prefill(
     tl.store(out + at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
+@lru_cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have."""
+    if device.type != "cuda":
+        return 0
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+
+
 def tile_rows(size: int, group: int, exact: bool) -> tuple[int, int]:
     """-> rows (query · head) of a prefill tile, and how many tokens they are. `exact`: products in float32."""
     rows = 32 if exact else 128 if size <= 128 else 64
@@ -228,8 +239,11 @@ def prefill(
     exact = kind == tl.float32
     m, _ = tile_rows(size, group, exact)
     tile, warps = (16, 4) if exact else (64, 8) if m == 128 else (32, 4)
+    stages = 2
+    if m == 128 and shared_memory(qkv.device) >= LARGE:
+        tile, stages = 128, 3
     _prefill[(len(rows), kv_heads)](
         qkv, keys, values, out, table, stride, rows, counts, sequences, positions, scale * LOG2E,
         qkv.stride(0), out.stride(0), block_size, kv_heads, group, triton.next_power_of_2(group), m, size, padded, tile,
-        window or 0, kind, num_warps=warps, num_stages=2,
+        window or 0, kind, num_warps=warps, num_stages=stages,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from .linear import MAX_ROWS as EXACT_ROWS
 
 FORMATS = ("q4", "q8")
 COLUMNS = 1024  # of a program that unpacks
-MAX_ROWS = {"q4": 256, "q8": 256}  # that unpack in registers; above, a product by PyTorch with what was unpacked
+MAX_ROWS = {"q4": 64, "q8": 64}  # that unpack in registers; above, a product by PyTorch with what was unpacked
 MAX_PART_ROWS = 256  # rows times parts of a sum: what `parts` leaves is read again
 OUTPUTS, BLOCKS, MAX_TILE_ROWS = 64, 4, 128  # of a program for several rows
 
