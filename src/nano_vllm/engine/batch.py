@@ -1,4 +1,4 @@
-"""The scheduler's pairs -> Batch: flat arrays, built anew each step and thrown away after it."""
+"""The scheduler's pairs -> Batch: flat arrays, new in each step, gathered from what running requests keep between steps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,47 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..sampling.pipeline import SamplingBatch, collect
+from ..sampling.pipeline import SamplingBatch, SamplingTable, needs_history
 from .backend import Batch, Ticket
 from .request import Request
+
+
+class Rows:
+    """What of a running request stays as it is from step to step, in a row of arrays: parameters and block table.
+
+    Args:
+        count: requests that may run at once.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.sampling = SamplingTable(count)
+        self._blocks = np.full((count, 16), -1, np.int32)  # wider once a request has more
+        self._known = [0] * count  # blocks that are there
+        self._free = list(reversed(range(count)))
+
+    def enter(self, request: Request) -> None:
+        request.row = self._free.pop()
+        self.sampling.put(request.row, request, needs_history(request.params))
+
+    def leave(self, request: Request) -> None:
+        self._blocks[request.row, : self._known[request.row]] = -1
+        self._known[request.row] = 0
+        self._free.append(request.row)
+        request.row = -1
+
+    def tables(self, requests: list[Request]) -> np.ndarray:
+        """(requests, most blocks of any) int32, a copy: their blocks, -1 after the last."""
+        most = max(len(r.blocks) for r in requests)
+        if most > self._blocks.shape[1]:
+            wider = np.full((len(self._blocks), max(most, 2 * self._blocks.shape[1])), -1, np.int32)
+            wider[:, : self._blocks.shape[1]] = self._blocks
+            self._blocks = wider
+        for request in requests:
+            row, count = request.row, len(request.blocks)
+            if self._known[row] < count:
+                self._blocks[row, self._known[row] : count] = request.blocks[self._known[row] :]
+                self._known[row] = count
+        return self._blocks[[r.row for r in requests], :most]
 
 
 @dataclass
@@ -30,52 +68,48 @@ class Step:
     ticket: Ticket | None = None
 
 
-def build(work: list[tuple[Request, int]], previous: Step | None, needs_logits) -> tuple[Batch, list[Request], list[int]]:
-    """Args:
-        previous: the outstanding step, from which promised ids come.
-        needs_logits: request -> True if its row's logits are wanted on the host.
-
-    Returns:
-        The batch, the requests it samples, and the positions among them that want logits.
-    """
-    promised_at = {id(r): i for i, r in enumerate(previous.sampled)} if previous else {}
+def build(work: list[tuple[Request, int]], rows: Rows) -> tuple[Batch, Step]:
+    """The batch of the pairs, and what is to be remembered of it. An id that is promised comes from the step before."""
     tokens: list[int] = []
-    positions: list[np.ndarray] = []
-    starts, wanted, sampled, observed, sources = [0], [], [], [], []
-    for request, n in work:
-        begin, end = request.computed, request.computed + n
-        tokens += request.tokens[begin:end]
-        missing = end - len(request.tokens)  # 1 where the last id is still on the device
-        if missing > 0:
+    promised, sources, wanted, positions = [], [], [], []
+    step = Step(work, [r.computed + n for r, n in work], [], [], None)
+    for (request, n), end in zip(work, step.ends):
+        known = len(request.tokens)
+        tokens += request.tokens[end - n : end]
+        if end > known:  # the last id is still on the device
+            promised.append(len(tokens))
+            sources.append(request.sampled_at)
             tokens.append(0)
-            sources.append((len(tokens) - 1, promised_at[id(request)]))
-        positions.append(np.arange(begin, end, dtype=np.int32))
-        starts.append(len(tokens))
-        if end == len(request.tokens) + request.promised:
+        if end == known + request.promised:
+            if request.wants_logits:
+                step.observed.append(len(step.sampled))
+            request.sampled_at = len(step.sampled)
+            step.sampled.append(request)
             wanted.append(len(tokens) - 1)
-            if needs_logits(request):
-                observed.append(len(sampled))
-            sampled.append(request)
+            positions.append(end)
+    step.sampling = rows.sampling.collect([r.row for r in step.sampled], step.sampled, positions)
     source = np.full(len(tokens), -1, np.int32)
-    for row, index in sources:
-        source[row] = index
+    source[promised] = sources
     want_logits = np.zeros(len(wanted), bool)
-    want_logits[observed] = True
+    want_logits[step.observed] = True
+    starts, every = _places(step)
     batch = Batch(
         tokens=np.array(tokens, np.int32),
         sources=source,
-        positions=np.concatenate(positions),
-        starts=np.array(starts, np.int32),
-        block_tables=(_tables(work),),
+        positions=every,
+        starts=starts,
+        block_tables=(rows.tables([r for r, _ in work]),),
         wanted=np.array(wanted, np.int32),
-        sampling=collect(sampled),
+        sampling=step.sampling,
         want_logits=want_logits,
     )
-    return batch, sampled, observed
+    return batch, step
 
 
-def _tables(work: list[tuple[Request, int]]) -> np.ndarray:
-    table = np.full((len(work), max(len(r.blocks) for r, _ in work)), -1, np.int32)
-    for row, (request, _) in zip(table, work):
-        row[: len(request.blocks)] = request.blocks
-    return table
+def _places(step: Step) -> tuple[np.ndarray, np.ndarray]:
+    """`starts` and `positions` of the step's batch."""
+    counts = np.array([n for _, n in step.work], np.int32)
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    shift = np.array(step.ends, np.int32) - starts[1:]  # from a row to its position
+    return starts, np.arange(starts[-1], dtype=np.int32) + np.repeat(shift, counts)

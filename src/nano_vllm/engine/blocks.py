@@ -11,13 +11,12 @@ import hashlib
 import os
 from array import array
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .request import Request
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A block's content: its own tokens, and the serial of the entry before it, so that a hit is proved and not believed."""
 
     block: int
@@ -32,7 +31,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
         self.num_blocks, self.block_size, self.caching = num_blocks, block_size, caching
-        self._key = os.urandom(32)  # digests of one process mean nothing in another, nor to who sends prompts
+        # digests of one process mean nothing in another, nor to who sends prompts
+        self._hash = hashlib.blake2b(key=os.urandom(32), digest_size=16)
         self._references = [0] * num_blocks
         self._available: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # free first, then cached by age
         self._entries: dict[bytes, Entry] = {}
@@ -150,13 +150,20 @@ class BlockPool:
             raise RuntimeError(f"blocks do not balance: references {wrong}, lost {lost}, stale {stale}, computing {strangers}")
 
     def _tokens(self, request: Request, i: int) -> bytes:
-        return array("i", request.tokens[i * self.block_size : (i + 1) * self.block_size]).tobytes()
+        """The full block i as bytes; the first call for a prompt cuts all of it."""
+        contents, size = request.contents, self.block_size
+        if len(contents) <= i:
+            whole = len(request.tokens) // size * size
+            raw = array("i", request.tokens[len(contents) * size : whole]).tobytes()
+            step = size * array("i").itemsize
+            contents.extend(raw[at : at + step] for at in range(0, len(raw), step))
+        return contents[i]
 
     def _digest(self, request: Request, i: int) -> bytes:
         """Chained keyed hash of block i and all before it; every part is tagged by its kind and length."""
         while len(request.digests) <= i:
             n = len(request.digests)
-            h = hashlib.blake2b(key=self._key, digest_size=16)
+            h = self._hash.copy()
             if n:
                 h.update(b"parent" + request.digests[-1])
             elif request.cache_salt is not None:

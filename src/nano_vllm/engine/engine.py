@@ -18,7 +18,7 @@ from ..sampling import pipeline
 from ..sampling.params import SamplingParams
 from ..text.detokenizer import Detokenizer
 from .backend import Session
-from .batch import Step, build
+from .batch import Rows, Step, build
 from .blocks import BlockPool
 from .checks import check_fields, check_params, checked_ids
 from .request import ABORT, ERROR, LENGTH, STOP, Request, Update
@@ -58,7 +58,8 @@ class Engine:
         self.session, self.plan, self.vocab_size, self.eos_ids, self.tokenizer = session, plan, vocab_size, eos_ids, tokenizer
         self.pool = BlockPool(plan.num_blocks, plan.block_size, prefix_caching)
         self.policy = registry.load("policies", policy)
-        self.scheduler = Scheduler(self.pool, self.policy.key, plan.max_num_seqs, plan.max_num_batched_tokens)
+        self.rows = Rows(plan.max_num_seqs)
+        self.scheduler = Scheduler(self.pool, self.rows, self.policy.key, plan.max_num_seqs, plan.max_num_batched_tokens)
         self.stats = Stats()
         self.outstanding: deque[Step] = deque()
         self.requests: dict[str, Request] = {}
@@ -96,6 +97,7 @@ class Engine:
             sink=sink,
             priority=priority,
             cache_salt=cache_salt,
+            wants_logits=bool(host or observe),
             lockstep=bool(host or observe or params.stop or pipeline.needs_history(params)),
             observe=observe,
         )
@@ -158,20 +160,15 @@ class Engine:
         """Requests that are finished but still named by an outstanding step."""
         return sum(r.finish_reason is not None for r in self.requests.values())
 
-    def _needs_logits(self, request: Request) -> bool:
-        return request.observe is not None or bool(pipeline.needed(request.params) - self.session.stages)
-
     def _submit(self, work: list[tuple[Request, int]]) -> None:
-        previous = self.outstanding[-1] if self.outstanding else None
-        batch, sampled, observed = build(work, previous, self._needs_logits)
+        batch, step = build(work, self.rows)
         for request, n in work:
             request.computed += n
             request.in_flight += 1
-        for request in sampled:
+        for request in step.sampled:
             request.promised += 1
         self.stats.steps += 1
         self.stats.scheduled_tokens += len(batch.tokens)
-        step = Step(work, [r.computed for r, _ in work], sampled, observed, batch.sampling)
         try:
             step.ticket = self.session.submit(batch)
         except Exception as error:
@@ -193,12 +190,13 @@ class Engine:
             for i, token in zip(step.observed, drawn.tolist()):
                 ids[i] = token
         self._land(step)
+        size, now = self.plan.block_size, time.perf_counter()
         for (request, _), end in zip(step.work, step.ends):
-            if request.finish_reason is None:
+            if end >= (request.registered + 1) * size and request.finish_reason is None:
                 self.pool.register(request, min(end, len(request.tokens)))
         for request, token in zip(step.sampled, ids):
             if request.finish_reason is None:
-                self._accept(request, token)
+                self._accept(request, token, now)
 
     def _land(self, step: Step) -> None:
         """The step is outstanding no more: what it held back is settled."""
@@ -216,15 +214,15 @@ class Engine:
             if request.finish_reason is None:
                 self._finish(request, Update(request, [], finish_reason=ERROR, error=error))
 
-    def _accept(self, request: Request, token: int) -> None:
-        """One committed id of a live request."""
+    def _accept(self, request: Request, token: int, now: float) -> None:
+        """One committed id of a live request, which came at `now`."""
         if token < 0:
             error = NanoVLLMError("no token can be drawn", "the model's logits are not numbers, or every token is excluded")
             self._finish(request, Update(request, [], finish_reason=ERROR, error=error))
             return
         request.tokens.append(token)
         if request.first_token is None:
-            request.first_token = time.perf_counter()
+            request.first_token = now
         update = Update(request, [token])
         if token in request.stop_ids and request.output_length >= request.params.min_tokens:
             update.finish_reason = STOP

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STOP, LENGTH, ABORT, ERROR = "stop", "length", "abort", "error"
 
 
-@dataclass
+@dataclass(slots=True)
 class Update:
     """What one step (or an abort) did to a request. The last one has a `finish_reason`.
 
@@ -42,10 +42,13 @@ class Request:
     promised: ids that outstanding steps will sample and that have not come back.
     in_flight: outstanding steps that name this request; its blocks stay while there are any.
     blocks: block ids by position; only grows while the request runs.
-    digests: chained hash of each full block of `tokens`, as far as it was needed.
+    digests, contents: chained hash of each full block of `tokens`, and its bytes, as far as they were needed.
     registered: full blocks that were offered to the prefix cache.
     serial: of the prefix-cache entry of the last registered block.
     lockstep: its next id depends on host state, so it never runs ahead of its own last id.
+    wants_logits: its rows' logits are wanted on the host.
+    row: its row of what the engine keeps of running requests (`batch.Rows`); -1 while it does not run.
+    sampled_at: where it stands among the requests that the last step that samples it does sample.
     sink, observe: called by the engine with each update, and (for tests and tools) with the float32 logits of each sampled row;
         what they raise is logged and ends this request alone.
     """
@@ -62,14 +65,18 @@ class Request:
     cache_salt: str | None = None
     detokenizer: Detokenizer | None = None
     lockstep: bool = False
+    wants_logits: bool = False
     observe: Callable | None = None
     index: int = 0
 
+    row: int = -1
+    sampled_at: int = -1
     computed: int = 0
     promised: int = 0
     in_flight: int = 0
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
     registered: int = 0
     serial: int = 0
     cached_tokens: int = 0

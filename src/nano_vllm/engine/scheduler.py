@@ -10,21 +10,28 @@ from bisect import insort
 from collections.abc import Callable
 from time import perf_counter
 
+from .batch import Rows
 from .blocks import BlockPool
 from .request import Request
 
 
 class Scheduler:
     """Args:
+    rows: one for each request that may run.
     key: order of requests (a policy).
     max_num_seqs: requests that run at once.
     max_num_batched_tokens: tokens in a step.
     """
 
     def __init__(
-        self, pool: BlockPool, key: Callable[[Request], float], max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        pool: BlockPool,
+        rows: Rows,
+        key: Callable[[Request], float],
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
     ) -> None:
-        self.pool, self.key = pool, key
+        self.pool, self.rows, self.key = pool, rows, key
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: list[Request] = []  # both sorted by key
         self.running: list[Request] = []
@@ -35,7 +42,11 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forgets a request and takes its blocks back; it is named by no outstanding step."""
-        (self.running if request in self.running else self.waiting).remove(request)
+        if request.row >= 0:
+            self.running.remove(request)
+            self.rows.leave(request)
+        else:
+            self.waiting.remove(request)
         self.pool.release(request)
 
     def schedule(self, may_preempt: bool = True) -> list[tuple[Request, int]] | None:
@@ -43,14 +54,15 @@ class Scheduler:
 
         Returns None where it would have to preempt while `may_preempt` is False (a step is outstanding): finish that first.
         """
-        budget = self.max_num_batched_tokens
+        budget, size = self.max_num_batched_tokens, self.pool.block_size
         step: list[tuple[Request, int]] = []
         preempted = self.preemptions
         i = 0
         while i < len(self.running) and budget:
             request = self.running[i]
             n = min(request.pending, budget)
-            if n and not self._grow(request, request.computed + n, may_preempt):
+            full = request.computed + n > len(request.blocks) * size
+            if n and full and not self._grow(request, request.computed + n, may_preempt):
                 if not may_preempt:
                     return None
                 continue  # it was itself preempted: the next one has moved to i, if there is one
@@ -85,6 +97,7 @@ class Scheduler:
                 break  # nobody overtakes: room will come when running requests end
             del self.waiting[i]
             insort(self.running, request, key=self.key)
+            self.rows.enter(request)
             if request.first_scheduled is None:
                 request.first_scheduled, request.cached_tokens = perf_counter(), request.computed
             n = min(request.pending, budget)
@@ -94,6 +107,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Back to the queue without blocks. Its tokens stay: they are computed again, or found in the prefix cache."""
         self.running.remove(request)
+        self.rows.leave(request)
         self.pool.release(request)
         request.preemptions += 1
         self.preemptions += 1

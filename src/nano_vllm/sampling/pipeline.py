@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate, chain
@@ -71,7 +71,9 @@ def needed(params: SamplingParams) -> frozenset[str]:
     """Names of the stages that a request may need at some step. A row that needs none is the argmax of its logits."""
     probe = SimpleNamespace(params=params, tokens=[0], prompt_length=1, promised=0, seed=0, index=0, stop_ids=(0,))
     # one token of a one-token prompt: whatever min_tokens may ban is banned; `active` reads no history
-    batch = _assemble([probe], [()])
+    table = SamplingTable(1)
+    table.put(0, probe, history=False)
+    batch = table.collect([0], [probe], [1])
     return frozenset(stage.NAME for stage in stages() if stage.active(batch)[0])
 
 
@@ -86,41 +88,79 @@ def needs_history(params: SamplingParams) -> bool:
     return not needed(params).isdisjoint(_history_stages())
 
 
+class SamplingTable:
+    """The parameters of requests, one to a row: written once, and gathered for every step.
+
+    Args:
+        rows: how many requests there is room for.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.values = {name: np.zeros(rows, dtype) for name, dtype in parameters().items()}
+        self.seed = np.zeros(rows, np.uint64)
+        self.index, self.prompt_lengths, self.min_tokens = (np.zeros(rows, np.int64) for _ in range(3))
+        self.history = np.zeros(rows, bool)
+
+    def put(self, row: int, request, history: bool) -> None:
+        """Args:
+        request: an object with `params`, `prompt_length`, `seed` (int) and `index`.
+        history: its stages read its ids.
+        """
+        for array, value in zip(self.values.values(), _values(request.params), strict=True):
+            array[row] = value
+        self.seed[row] = request.seed % 2**64
+        self.index[row], self.prompt_lengths[row] = request.index, request.prompt_length
+        self.min_tokens[row], self.history[row] = request.params.min_tokens, history
+
+    def collect(self, at: Sequence[int], requests: Sequence, positions: Sequence[int]) -> SamplingBatch:
+        """The batch of rows whose token is to be drawn.
+
+        Args:
+            at: of each request, the row that it was put into.
+            requests: with `tokens` (prompt and answer ids) and `stop_ids` (ids that may not be drawn before min_tokens), too.
+            positions: of the tokens to be drawn.
+        """
+        at, position = np.array(at, np.intp), np.array(positions, np.int32)
+        prompt_lengths = self.prompt_lengths[at]
+        history, history_starts = _ragged(self.history[at], lambda i: requests[i].tokens)
+        early = position - prompt_lengths < self.min_tokens[at]
+        banned, banned_starts = _ragged(early, lambda i: sorted(requests[i].stop_ids))
+        return SamplingBatch(
+            values={name: array[at] for name, array in self.values.items()},
+            seed=self.seed[at],
+            index=self.index[at].astype(np.int32),
+            position=position,
+            history=history,
+            history_starts=history_starts,
+            prompt_lengths=prompt_lengths.astype(np.int32),
+            banned=banned,
+            banned_starts=banned_starts,
+        )
+
+
+def _ragged(some: np.ndarray, ids: Callable[[int], Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """-> the ids of the rows with `some`, concatenated, and where each row's begin: int32 (total,), (rows + 1,)."""
+    if not some.any():
+        return np.zeros(0, np.int32), np.zeros(len(some) + 1, np.int32)
+    parts = [ids(i) if wanted else () for i, wanted in enumerate(some.tolist())]
+    return np.array(list(chain.from_iterable(parts)), np.int32), _starts(map(len, parts))
+
+
 def collect(requests: Iterable) -> SamplingBatch:
     """The batch of rows whose token is to be drawn, one for each request, in their order.
 
     Args:
-        requests: objects with `params`, `tokens` (prompt and answer ids), `prompt_length`, `promised` (ids drawn by steps that
-            have not come back), `seed` (int), `index` and `stop_ids` (ids that may not be drawn before min_tokens).
+        requests: as `SamplingTable` reads them, with `promised` (ids drawn by steps that have not come back).
     """
     requests = list(requests)
-    return _assemble(requests, [r.tokens if needs_history(r.params) else () for r in requests])
+    table = SamplingTable(len(requests))
+    for row, request in enumerate(requests):
+        table.put(row, request, needs_history(request.params))
+    return table.collect(range(len(requests)), requests, [len(r.tokens) + r.promised for r in requests])
 
 
 def _starts(lengths: Iterable[int]) -> np.ndarray:
     return np.array(list(accumulate(lengths, initial=0)), np.int32)
-
-
-def _assemble(requests: list, histories: list[Sequence[int]]) -> SamplingBatch:
-    """The arrays of `SamplingBatch`; histories: of each request, empty where none of its stages needs one."""
-    table = np.array([_values(r.params) for r in requests], np.float64).reshape(len(requests), len(parameters()))
-    values = {name: table[:, j].astype(dtype) for j, (name, dtype) in enumerate(parameters().items())}
-    positions = [len(r.tokens) + r.promised for r in requests]
-    banned = [
-        sorted(r.stop_ids) if r.params.min_tokens and position - r.prompt_length < r.params.min_tokens else ()
-        for r, position in zip(requests, positions, strict=True)
-    ]
-    return SamplingBatch(
-        values=values,
-        seed=np.array([r.seed % 2**64 for r in requests], np.uint64),
-        index=np.array([r.index for r in requests], np.int32),
-        position=np.array(positions, np.int32),
-        history=np.array(list(chain.from_iterable(histories)), np.int32),
-        history_starts=_starts(map(len, histories)),
-        prompt_lengths=np.array([r.prompt_length for r in requests], np.int32),
-        banned=np.array(list(chain.from_iterable(banned)), np.int32),
-        banned_starts=_starts(map(len, banned)),
-    )
 
 
 def rows(batch: SamplingBatch, which: np.ndarray) -> SamplingBatch:
