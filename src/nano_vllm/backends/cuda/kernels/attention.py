@@ -34,25 +34,28 @@ def _slots(table, position, seen, BLOCK: tl.constexpr):
 def _tile(
     q, m, mass, acc, keys, values, table, start, end, low, last, kv, scale,
     BLOCK: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys from `start`. Keys from `end` on are not loaded, nor those under `low`; with CAUSAL each row sees keys up
-    to its own `last`, (rows,), within WINDOW."""
+    """One tile of keys from `start`. With WHOLE, every row sees all of them. Else keys from `end` on are not loaded, nor those
+    under `low`; with CAUSAL each row sees keys up to its own `last`, (rows,), within WINDOW. `scale` is positive."""
     position = start + tl.arange(0, TILE)
     d = tl.arange(0, PADDED)
     seen = (position < end) & (position >= low)
+    if WHOLE:
+        seen = tl.full((TILE,), True, tl.int1)
     at = (_slots(table, position, seen, BLOCK) * KV + kv)[:, None] * SIZE + d[None, :]
     mask = seen[:, None] & (d < SIZE)[None, :]
     k = tl.load(keys + at, mask=mask, other=0.0).to(q.dtype)
-    scores = dot(q, tl.trans(k)) * scale
-    visible = seen[None, :]
-    if CAUSAL:
-        visible = visible & (position[None, :] <= last[:, None])
-        if WINDOW:
-            visible = visible & (position[None, :] > last[:, None] - WINDOW)
-    scores = tl.where(visible, scores, LOWEST)
-    highest = tl.maximum(m, tl.max(scores, axis=1))
-    p = tl.exp2(scores - highest[:, None])
+    scores = dot(q, tl.trans(k))
+    if not WHOLE:
+        visible = seen[None, :]
+        if CAUSAL:
+            visible = visible & (position[None, :] <= last[:, None])
+            if WINDOW:
+                visible = visible & (position[None, :] > last[:, None] - WINDOW)
+        scores = tl.where(visible, scores, LOWEST)
+    highest = tl.maximum(m, tl.max(scores, axis=1) * scale)
+    p = tl.exp2(scores * scale - highest[:, None])  # one multiply-add
     share = tl.exp2(m - highest)
     v = tl.load(values + at, mask=mask, other=0.0).to(q.dtype)
     acc = acc * share[:, None] + dot(p.to(q.dtype), v)
@@ -88,7 +91,7 @@ def _decode(
     for first in range(start, end, TILE):
         m, mass, acc = _tile(
             q, m, mass, acc, keys, values, table, first, end, 0, m, kv, scale,
-            BLOCK, KV, SIZE, PADDED, TILE, 0, False,
+            BLOCK, KV, SIZE, PADDED, TILE, 0, False, False,
         )  # fmt: skip
     if SPLITS == 1:
         at = row * OUT + head[:, None] * SIZE + d[None, :]
@@ -198,12 +201,12 @@ def _prefill(
     for start in range(0, whole if WINDOW == 0 else 0, TILE):
         m, mass, acc = _tile(
             q, m, mass, acc, keys, values, table, start, end, 0, last, kv, scale,
-            BLOCK, KV, SIZE, PADDED, TILE, 0, False,
+            BLOCK, KV, SIZE, PADDED, TILE, 0, False, True,
         )  # fmt: skip
     for start in range(whole // TILE * TILE, end, TILE):
         m, mass, acc = _tile(
             q, m, mass, acc, keys, values, table, start, end, low, last, kv, scale,
-            BLOCK, KV, SIZE, PADDED, TILE, WINDOW, True,
+            BLOCK, KV, SIZE, PADDED, TILE, WINDOW, True, False,
         )  # fmt: skip
     at = row[:, None] * OUT + head[:, None] * SIZE + d[None, :]
     tl.store(out + at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
