@@ -35,9 +35,15 @@ F32, ROW = dict(out="*fp32"), dict(x="*fp32")
 ONE = dict(NORM=True, BIASED=False, ACTIVATION="", ADD=False, PDL=True)
 KERNELS = [  # kernel, constants, types that differ, warps, stages
     (rows._embed, dict(WIDTH=1024, COLUMNS=1024), F32, 4, 2),
-    (rows._normalize, dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1), dict(x="*fp32", weight="*fp32", out="*bf16"), 4, 2),
+    (
+        rows._normalize,
+        dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1, PDL=True),
+        dict(x="*fp32", weight="*fp32", out="*bf16"),
+        4,
+        2,
+    ),
     (rows._add, dict(WIDTH=1024, COLUMNS=1024, PARTS=2), dict(x="*fp32"), 4, 2),
-    (rows._gate, dict(SIZE=3072, STRIDE=6144, ACTIVATION="silu", COLUMNS=1024), dict(out="*bf16"), 4, 2),
+    (rows._gate, dict(SIZE=3072, STRIDE=6144, ACTIVATION="silu", COLUMNS=1024, PDL=True), dict(out="*bf16"), 4, 2),
     (rotate._rotate, ROTATE, {}, 4, 2),
     (attention._decode, ATTENTION | dict(ROWS=16, TILE=64, SPLITS=1), dict(table="*i32", out="*bf16"), 4, 3),
     (attention._decode, ATTENTION | dict(ROWS=16, TILE=64, SPLITS=8), dict(table="*i32") | F32, 4, 3),

@@ -56,6 +56,8 @@ def _tile(
         scores = tl.where(visible, scores, LOWEST)
     highest = tl.maximum(m, tl.max(scores, axis=1) * scale)
     p = tl.exp2(scores * scale - highest[:, None])  # one multiply-add
+    if not WHOLE:  # of a row that has seen nothing yet, the rounding of LOWEST · scale would be left
+        p = tl.where(visible, p, 0.0)
     share = tl.exp2(m - highest)
     v = tl.load(values + at, mask=mask, other=0.0).to(q.dtype)
     acc = acc * share[:, None] + dot(p.to(q.dtype), v)

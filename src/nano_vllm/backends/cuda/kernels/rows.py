@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from . import pdl
 from ._dot import INTERPRETED
 
 BLOCK = 1024  # columns of a program of the elementwise kernels
@@ -40,19 +41,21 @@ def embed(table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, last
 @triton.jit(do_not_specialize=["count"])
 def _normalize(
     x, parts, weight, out, eps, count,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl.release(PDL)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, PADDED)
     at = row[:, None] * WIDTH + column[None, :]
     seen = (row < count)[:, None] & (column < WIDTH)[None, :]
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0)
+    pdl.wait(PDL)
     values = tl.load(x + at, mask=seen, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
         values += tl.load(parts + part * count * WIDTH + at, mask=seen, other=0.0).to(tl.float32)
     if PARTS:
         tl.store(x + at, values.to(x.dtype.element_ty), mask=seen)
     mean = tl.sum(values * values, axis=1) / WIDTH
-    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0)
     scaled = values / tl.sqrt(mean + eps)[:, None] * scale[None, :]
     tl.store(out + at, scaled.to(out.dtype.element_ty), mask=seen)
 
@@ -71,8 +74,9 @@ def normalize(x: torch.Tensor, parts: torch.Tensor | None, weight: torch.Tensor,
     warps = 4 if padded <= 2048 else 8
     each = 32 if INTERPRETED else 1  # rows of a program; interpreted, programs run one after the other
     _normalize[(triton.cdiv(rows, each),)](
-        x, x if parts is None else parts, weight, out, eps, rows, width, padded, count, each, num_warps=warps
-    )
+        x, x if parts is None else parts, weight, out, eps, rows, width, padded, count, each, num_warps=warps,
+        **pdl.options(x.device),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -104,7 +108,9 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gate(src, out, SIZE: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr):
+def _gate(src, out, SIZE: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
+    pdl.release(PDL)
+    pdl.wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     seen = column < SIZE
@@ -120,4 +126,5 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 def gate(src: torch.Tensor, size: int, activation: str, out: torch.Tensor) -> None:
     """src (rows, at least 2 · size) -> out (rows, size): activation(first half) · second half, computed in float32."""
     columns = min(BLOCK, triton.next_power_of_2(size))
-    _gate[(len(out), triton.cdiv(size, columns))](src, out, size, src.stride(0), activation, columns, num_warps=4)
+    grid = (len(out), triton.cdiv(size, columns))
+    _gate[grid](src, out, size, src.stride(0), activation, columns, num_warps=4, **pdl.options(src.device))
