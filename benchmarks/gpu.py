@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 import numpy as np
 
@@ -33,12 +34,16 @@ COMMON = dict(
 )  # fmt: skip
 
 
+DRAWN = 2**26  # random bytes; drawing those of a large model would take minutes
+
+
 class RandomWeights(Mapping):
-    """Tensors of about ±0.02, drawn when asked for; norms are ones."""
+    """Tensors of about ±0.02, made when asked for; norms are ones."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], format: str) -> None:
         from nano_vllm.formats import describe
 
+        self.format, self.drawn = format, None
         self.shapes, group = shapes, 0 if format == "bf16" else 32
         self.infos = {n: describe(n, s, *((format, group) if len(s) == 2 else ("f32",))) for n, s in shapes.items()}
 
@@ -48,12 +53,21 @@ class RandomWeights(Mapping):
         shape, info = self.shapes[name], self.infos[name]
         if len(shape) == 1:
             return pack(name, np.ones(shape, np.float32), "f32")
-        raw = np.frombuffer(np.random.default_rng(len(name)).bytes(2 * int(np.prod(shape))), np.uint16).reshape(shape)
+        count = int(np.prod(shape))
         if info.format == "bf16":  # sign and fraction are random, the exponent is that of 1/64
-            return Tensor(info, {"values": (raw & 0x807F) | 0x3C80})
+            return Tensor(info, {"values": self._drawn(name, 2 * count).view(np.uint16).reshape(shape)})
         scales = np.full((shape[0], shape[1] // 32), 0.02 / {"q4": 4.6, "q8": 74}[info.format], np.float16)
-        quants = raw.astype(np.int8) if info.format == "q8" else raw[:, ::2].astype(np.uint8)
-        return Tensor(info, {"scales": scales, "quants": quants})
+        drawn = self._drawn(name, count if info.format == "q8" else count // 2).reshape(shape[0], -1)
+        return Tensor(info, {"scales": scales, "quants": drawn.view(np.int8) if info.format == "q8" else drawn})
+
+    def _drawn(self, name: str, count: int) -> np.ndarray:
+        """Random bytes: a piece of DRAWN of them, over and over, that begins elsewhere for each name."""
+        if self.drawn is None:
+            self.drawn = np.frombuffer(np.random.default_rng(0).bytes(DRAWN), np.uint8).copy()
+            if self.format == "bf16":
+                numbers = self.drawn.view(np.uint16)
+                numbers[:] = (numbers & 0x807F) | 0x3C80
+        return np.resize(np.roll(self.drawn, -64 * (crc32(name.encode()) % (DRAWN // 64))), count)
 
     def __iter__(self):
         return iter(self.shapes)

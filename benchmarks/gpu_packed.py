@@ -58,7 +58,7 @@ def product(weights: list, x, splittable: bool, unpacked: bool) -> float:
     """Seconds of x · weightᵀ the way a step does it."""
     import torch
 
-    from nano_vllm.backends.cuda.kernels import linear, packed
+    from nano_vllm.backends.cuda.kernels import linear, one_row, packed
     from nano_vllm.backends.cuda.kernels.packed import Packed
 
     rows, (n, k) = len(x), weights[0].shape
@@ -70,6 +70,9 @@ def product(weights: list, x, splittable: bool, unpacked: bool) -> float:
     values = torch.empty(n, k, dtype=x.dtype, device="cuda") if compact and not inside else None
 
     def work(i: int) -> None:
+        if rows == 1 and not compact:
+            one_row.product(x, weights[i], None, out[0])
+            return
         if inside:
             (packed if compact else linear).linear(x, weights[i], None, out)
             return

@@ -56,7 +56,8 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (one_row._product, ONE | dict(N=1024, K=3072, LINES=2, TILE=4096, NORM=False, ADD=True), F32, 4, 2),
     (one_row._product, ONE | dict(N=4096, K=12288, LINES=4, TILE=2048, NORM=False, ADD=True), F32, 4, 2),
     (linear._few, MATRIX | dict(COLUMNS=16, TILE=128, ROWS=16), dict(rows="i32") | F32, 4, 4),
-    (packed._one, PACKED | dict(OUTPUTS=8, GROUPS=32), dict(quants="*u8") | F32, 4, 2),
+    (packed._one, PACKED | dict(OUTPUTS=8, GROUPS=64, PDL=True), dict(quants="*i32") | F32, 4, 2),
+    (packed._one, QUANTS8 | dict(OUTPUTS=8, GROUPS=64, PDL=True), dict(quants="*i32") | F32, 4, 2),
     (packed._several, PACKED | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*u8", rows="i32", out="*bf16"), 4, 4),
     (packed._several, QUANTS8 | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*i8", rows="i32", out="*bf16"), 4, 4),
     (

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from . import pdl
 from ._dot import dot
 from .linear import MAX_PARTS, PROGRAMS, tiles
 from .linear import MAX_ROWS as EXACT_ROWS
@@ -17,6 +18,7 @@ FORMATS = ("q4", "q8")
 COLUMNS = 1024  # of a program that unpacks
 MAX_ROWS = {"q4": 64, "q8": 64}  # that unpack in registers; above, a product by PyTorch with what was unpacked
 MAX_PART_ROWS = 256  # rows times parts of a sum: what `parts` leaves is read again
+ONE_OUTPUTS, ONE_GROUPS = 8, 64
 OUTPUTS, BLOCKS, MAX_TILE_ROWS = 64, 4, 128  # of a program for several rows
 
 
@@ -54,38 +56,72 @@ def _float(q):
 
 
 @triton.jit
+def _words(quants, n, at, N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr):
+    """The quants of groups `at` of 32 columns, (OUTPUTS, GROUPS, WORDS) uint32."""
+    w = (at[:, None] * WORDS + tl.arange(0, WORDS)[None, :])[None, :, :]
+    seen = (n < N)[:, None, None] & (at < K // 32)[None, :, None]
+    where = n.to(tl.int64)[:, None, None] * (K // 32 * WORDS) + w
+    return tl.load(quants + where, mask=seen, other=0, eviction_policy="evict_first").to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _placed(q, FROM: tl.constexpr, BITS: tl.constexpr):
+    """1 + v / 2^BITS as float32, v the BITS bits of `q` from FROM on: they become the highest of the fraction."""
+    TO: tl.constexpr = 23 - BITS
+    moved = q
+    if FROM < TO:
+        moved = q << (TO - FROM)
+    elif FROM > TO:
+        moved = q >> (FROM - TO)
+    mask: tl.constexpr = ((1 << BITS) - 1) << TO
+    return ((moved & mask) | 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _one(
     x, quants, scales, mins, bias, out, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
     MINIMUM: tl.constexpr, BIASED: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row, GROUPS times 32 columns at a time: a scale is applied once to the sum of a thread's columns."""
+    """One row, GROUPS times 32 columns at a time, the next quants under way. A whole number v becomes 1 + v / 2^bits by a shift and
+    a logical operation; what this adds to a group's sum is a multiple of the sum of x. Its scale is applied once to a thread's
+    columns."""
+    pdl.release(PDL)
+    BITS: tl.constexpr = 4 if FOUR else 8
+    WORDS: tl.constexpr = BITS  # of 32 columns
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    part, g, j = tl.program_id(1), tl.arange(0, GROUPS), tl.arange(0, 16)
+    part, g, w = tl.program_id(1), tl.arange(0, GROUPS), tl.arange(0, WORDS)
     each: tl.constexpr = (K // 32 + PARTS * GROUPS - 1) // (PARTS * GROUPS) * GROUPS
-    acc = tl.zeros((OUTPUTS, GROUPS, 16), tl.float32)
-    rows = n.to(tl.int64)
+    first, rows = part * each, n.to(tl.int64)[:, None] * (K // GROUP)
+    acc = tl.zeros((OUTPUTS, GROUPS, WORDS), tl.float32)
+    q = _words(quants, n, first + g, N, K, WORDS)
+    pdl.wait(PDL)
     for start in range(0, each, GROUPS):
-        at = part * each + start + g  # of 32 columns
-        inside = at < K // 32
-        seen = (n < N)[:, None] & inside[None, :]
-        scale = tl.load(scales + rows[:, None] * (K // GROUP) + (at // (GROUP // 32))[None, :], mask=seen, other=0.0)
-        column = at[:, None] * 32 + j[None, :]
-        a = tl.load(x + column, mask=inside[:, None], other=0.0).to(tl.float32)[None, :, :]
-        b = tl.load(x + column + 16, mask=inside[:, None], other=0.0).to(tl.float32)[None, :, :]
-        if FOUR:
-            where = rows[:, None, None] * (K // 2) + (at[:, None] * 16 + j[None, :])[None, :, :]
-            q = tl.load(quants + where, mask=seen[:, :, None], other=0)
-            low, high = _float(q & 15), _float(q >> 4)
-            if not MINIMUM:
-                low, high = low - 8.0, high - 8.0
-        else:
-            where = rows[:, None, None] * K + column[None, :, :]
-            low = tl.load(quants + where, mask=seen[:, :, None], other=0).to(tl.float32)
-            high = tl.load(quants + where + 16, mask=seen[:, :, None], other=0).to(tl.float32)
-        acc += scale.to(tl.float32)[:, :, None] * (low * a + high * b)
+        at = first + start + g  # of 32 columns
+        ahead = q
+        if each > GROUPS:
+            ahead = _words(quants, n, at + GROUPS, N, K, WORDS)
+        inside = (at < K // 32)[:, None]
+        seen = (n < N)[:, None] & (at < K // 32)[None, :]
+        column = x + at[:, None] * 32 + 4 * w[None, :]
+        total, sums = tl.zeros((1, GROUPS, WORDS), tl.float32), tl.zeros((OUTPUTS, GROUPS, WORDS), tl.float32)
+        if not FOUR:
+            q = q ^ 0x80808080  # from signed numbers to 128 more
+        for i in tl.static_range(4):
+            a = tl.load(column + i, mask=inside, other=0.0).to(tl.float32)[None, :, :]
+            total += a
+            sums += _placed(q, 8 * i, BITS) * a
+            if FOUR:
+                b = tl.load(column + 16 + i, mask=inside, other=0.0).to(tl.float32)[None, :, :]
+                total += b
+                sums += _placed(q, 8 * i + 4, BITS) * b
+        group = rows + (at // (GROUP // 32))[None, :]
+        scale = tl.load(scales + group, mask=seen, other=0.0).to(tl.float32)[:, :, None]
+        zero: tl.constexpr = 1.0 if MINIMUM else 1.5  # v / 2^bits of no weight: with a minimum none, else half
+        acc += scale * ((sums - zero * total) * (2.0**BITS))
         if MINIMUM:
-            least = tl.load(mins + rows[:, None] * (K // GROUP) + (at // (GROUP // 32))[None, :], mask=seen, other=0.0)
-            acc += least.to(tl.float32)[:, :, None] * (a + b)
+            acc += tl.load(mins + group, mask=seen, other=0.0).to(tl.float32)[:, :, None] * total
+        q = ahead
     y = tl.sum(tl.sum(acc, axis=2), axis=1)
     if BIASED and part == 0:
         y += tl.load(bias + n, mask=n < N, other=0.0)
@@ -199,16 +235,22 @@ def parts(rows: int, n: int, k: int) -> int:
     return found
 
 
+def one_tiles(k: int, count: int) -> tuple[int, int]:
+    """-> outputs, and groups of 32 columns at a time, of a program for one row."""
+    return ONE_OUTPUTS, min(ONE_GROUPS, triton.next_power_of_2(triton.cdiv(k // 32, count)))
+
+
 def linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """As `linear.linear`: x (rows, K), 1 to `max_rows` rows; out (parts, rows, N)."""
     (rows, k), n, count = x.shape, weight.shape[0], out.shape[0]
     b = x if bias is None else bias
     how = (n, k, weight.group, weight.four_bits, weight.mins is not None, bias is not None)
     if rows == 1:
-        outputs = tiles(1, n, k, count > 1)[0]
-        # up to 4 loads of 16 bytes under way in a thread, and as many sums in registers as their columns
-        groups = min(512 // outputs, triton.next_power_of_2(triton.cdiv(k // 32, count)))
-        _one[(triton.cdiv(n, outputs), count)](x, *_planes(weight), b, out, *how, outputs, groups, count, num_warps=4)
+        outputs, groups = one_tiles(k, count)
+        quants, *others = _planes(weight)
+        _one[(triton.cdiv(n, outputs), count)](
+            x, quants.view(torch.int32), *others, b, out, *how, outputs, groups, count, num_warps=4, **pdl.options(x.device)
+        )
         return
     tile = min(MAX_TILE_ROWS, max(16, triton.next_power_of_2(rows)))
     stages = 4 if tile < MAX_TILE_ROWS else 2  # below the 99 KiB of shared memory that consumer cards have
