@@ -27,6 +27,7 @@ ATTENTION = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, GROUP=2, SIZE=128, PADDED=1
 ATTEND_ROW = ATTENTION | dict(STRIDE=4096, ROWS=16, TILE=64, SPLITS=32, NORM=True, PDL=True)
 del ATTEND_ROW["QKV"]
 NORMALIZE = dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1, PDL=True)
+ONE_PACKED = dict(OUTPUTS=4, GROUPS=32, PROGRAMS=512, PDL=True)
 ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8)
 VOCABULARY = dict(V=151936, CHUNKS=38, PADDED=64, CHUNK=4096)
 MATRIX = dict(N=4096, K=1024, BIASED=False, PARTS=1)
@@ -56,8 +57,8 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (one_row._product, ONE | dict(N=1024, K=3072, LINES=2, TILE=4096, NORM=False, ADD=True), F32, 4, 2),
     (one_row._product, ONE | dict(N=4096, K=12288, LINES=4, TILE=2048, NORM=False, ADD=True), F32, 4, 2),
     (linear._few, MATRIX | dict(COLUMNS=16, TILE=128, ROWS=16), dict(rows="i32") | F32, 4, 4),
-    (packed._one, PACKED | dict(OUTPUTS=8, GROUPS=64, PDL=True), dict(quants="*i32") | F32, 4, 2),
-    (packed._one, QUANTS8 | dict(OUTPUTS=8, GROUPS=64, PDL=True), dict(quants="*i32") | F32, 4, 2),
+    (packed._one, PACKED | ONE_PACKED, dict(quants="*i32") | F32, 4, 2),
+    (packed._one, QUANTS8 | ONE_PACKED, dict(quants="*i32") | F32, 4, 2),
     (packed._several, PACKED | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*u8", rows="i32", out="*bf16"), 4, 4),
     (packed._several, QUANTS8 | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*i8", rows="i32", out="*bf16"), 4, 4),
     (
