@@ -92,8 +92,8 @@ def _one(
     PROGRAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row. A program keeps its part of x, GROUPS times 32 columns, in registers and goes through lines of the matrix, OUTPUTS
-    at a time, the next ones under way. A whole number v becomes 1 + v / 2^bits by a shift and a logical operation; what this adds to
-    the sum over a thread's columns is a multiple of the sum of x. A scale is applied once to such a sum."""
+    at a time, the next ones under way. A whole number v becomes 1 + v / 2^bits by a shift and a logical operation; what this
+    adds to the sum over a thread's columns is a multiple of the sum of x. A scale is applied once to such a sum."""
     pdl.release(PDL)
     BITS: tl.constexpr = 4 if FOUR else 8
     WORDS: tl.constexpr = BITS  # of 32 columns
