@@ -24,8 +24,9 @@ class Options:
         backend: auto, or a file's name in backends/ (cpu, cuda, reference).
         revision: of a Hugging Face id.
         dtype: of weights and activations on a GPU: auto (bf16 where it has that, else f16), bf16, f16, f32.
-        kv_cache_dtype: auto (int16 on cpu, f32 on reference, dtype on cuda), f32, f16, bf16, int16, int8; the last two, which
-            cuda does not have, with a scale per token and head. int8 holds nearly twice the tokens in the same memory.
+        kv_cache_dtype: auto (int16 on cpu, f32 on reference, dtype on cuda), f32, f16, bf16, int16 (not on cuda), int8,
+            fp8 (e4m3; not on cpu, and on cards from compute capability 8.9 on); the last three with a scale per token and head.
+            int8 and fp8 hold nearly twice the tokens of 16-bit types in the same memory. fp8_e4m3 is fp8.
         block_size: tokens per cache block, a power of two from 16 to 1024.
         num_blocks: of the cache; wins over kv_cache_memory.
         kv_cache_memory: bytes for the cache ("512MB", 1.5e9); default a quarter of the free memory, or what is left of a GPU's
@@ -135,7 +136,7 @@ def check(opts: Options) -> Options:
     for name, choices in (
         ("backend", ("auto", *registry.names("backends"))),
         ("dtype", ("auto", "bf16", "f16", "f32")),
-        ("kv_cache_dtype", ("auto", "f32", "f16", "bf16", "int16", "int8")),
+        ("kv_cache_dtype", ("auto", "f32", "f16", "bf16", "int16", "int8", "fp8", "fp8_e4m3")),
         ("scheduler_policy", tuple(policies)),
         ("log_level", ("debug", "info", "warning", "error")),
     ):
@@ -150,7 +151,8 @@ def check(opts: Options) -> Options:
         value = getattr(opts, name)
         if not isinstance(value, (str, os.PathLike, type(None))) or (name == "model" and not value):
             refuse(name, "it is a name or a path")
-    return replace(opts, scheduler_policy=policies[opts.scheduler_policy])
+    kept = {"fp8_e4m3": "fp8"}.get(opts.kv_cache_dtype, opts.kv_cache_dtype)
+    return replace(opts, scheduler_policy=policies[opts.scheduler_policy], kv_cache_dtype=kept)
 
 
 def _is_count(value) -> bool:

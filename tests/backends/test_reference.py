@@ -10,7 +10,9 @@ import torch
 
 from nano_vllm import registry
 from nano_vllm.backends import reference
-from nano_vllm.backends._rounding import CACHE_TYPES, Quantized, linear_int8, quantize_rows, to_bf16
+from nano_vllm.backends._rounding import (
+    CACHE_TYPES, FP8Cache, Quantized, from_e4m3, linear_int8, quantize_rows, to_bf16, to_e4m3,
+)  # fmt: skip
 from nano_vllm.errors import BatchError, EngineClosed, ModelFileError, OptionError, UnsupportedModel
 from nano_vllm.formats import pack
 from nano_vllm.model.program import Gate, lower
@@ -90,6 +92,27 @@ def test_chunks_equal_one_step(model, chunk):
     for first in range(0, len(ids), chunk):
         parts.append(session.submit(tiny.batch([(ids[first : first + chunk], first, [9, 4, 30])])).result().logits.copy())
     close(np.concatenate(parts), whole, 1e-5)
+
+
+def test_e4m3_rounds_as_torch():
+    rng, codes = np.random.default_rng(0), np.array([c for c in range(256) if c & 127 != 127], np.uint8)
+    numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(from_e4m3(codes), numbers)
+    some = np.unique(numbers)
+    x = np.concatenate([numbers, (some[1:] + some[:-1]) / 2, 2.0 ** rng.uniform(-14, 8.8, 4000) * rng.choice([-1, 1], 4000)])
+    x = x.astype(np.float32)
+    np.testing.assert_array_equal(to_e4m3(x), torch.from_numpy(x).to(torch.float8_e4m3fn).view(torch.uint8).numpy())
+
+
+def test_an_fp8_cache_loses_a_sixteenth_of_a_number_at_most():
+    cache, at = FP8Cache(3, 16, 2, 24), np.arange(40)
+    k, v = np.random.default_rng(1).standard_normal((2, 40, 2, 24)).astype(np.float32) * np.logspace(-9, 9, 40)[:, None, None]
+    v[3] = 0
+    cache.write(at // 16, at % 16, k.astype(np.float32), v.astype(np.float32))
+    for read, x in zip(cache.read(at // 16, at % 16), (k, v)):
+        x = x.transpose(1, 0, 2)
+        steps = np.abs(x).max(axis=-1, keepdims=True) * 2**-9 / 448  # of the smallest numbers
+        assert (np.abs(read - x) <= np.maximum(np.abs(x) * 2**-4, steps / 2) * 1.00001).all()
 
 
 @pytest.mark.parametrize("kv, dtype", [("f16", torch.float16), ("bf16", torch.bfloat16)])

@@ -14,25 +14,29 @@ from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_r
 
 TYPES = {
     "*bf16": "table qkv keys values src x weight",
-    "*fp32": "cosines sines q_norm k_norm norm sums parts logits temperatures tops borders repetition frequency presence bias",
+    "*fp32": "cosines sines q_norm k_norm norm key_scales value_scales sums parts logits "
+    "temperatures tops borders repetition frequency presence bias",
     "*fp64": "min_p top_p",
     "*i32": "tokens sources slots positions arrived stride rows sequences counts ids starts history prompts arguments "
     "border_ids last_ids seeds indices skip top_k",
     "*fp16": "scales mins",
     "fp32": "eps scale",
-    "i32": "count first first_row",
+    "i32": "count first first_row slots_all",
 }
 OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
-ATTENTION = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, GROUP=2, SIZE=128, PADDED=128, WINDOW=0, KIND=tl.bfloat16)
+ATTENTION = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, SCALED=False, GROUP=2, SIZE=128, PADDED=128, WINDOW=0, KIND=tl.bfloat16)
+INT8, FP8 = (dict(keys=kind, values=kind) for kind in ("*i8", "*fp8e4nv"))
 ATTEND_ROW = ATTENTION | dict(STRIDE=4096, ROWS=16, TILE=64, SPLITS=32, NORM=True, PDL=True)
-del ATTEND_ROW["QKV"]
+del ATTEND_ROW["QKV"], ATTEND_ROW["SCALED"]
 NORMALIZE = dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1, PDL=True)
 ONE_PACKED = dict(OUTPUTS=4, GROUPS=32, PROGRAMS=512, PDL=True)
-ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8)
+ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8, UNITS=0)
 VOCABULARY = dict(V=151936, CHUNKS=38, PADDED=64, CHUNK=4096)
 MATRIX = dict(N=4096, K=1024, BIASED=False, PARTS=1)
 PACKED = MATRIX | dict(GROUP=32, FOUR=True, MINIMUM=True)
 QUANTS8 = MATRIX | dict(GROUP=32, FOUR=False, MINIMUM=False)
+DECODE, PREFILL = ATTENTION | dict(ROWS=16, TILE=64), ATTENTION | dict(LANES=2, ROWS=128, TILE=128)
+BF16 = dict(table="*i32", out="*bf16")
 F32, ROW = dict(out="*fp32"), dict(x="*fp32")
 ONE = dict(NORM=True, BIASED=False, ACTIVATION="", ADD=False, PDL=True)
 KERNELS = [  # kernel, constants, types that differ, warps, stages
@@ -47,11 +51,17 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (rows._add, dict(WIDTH=1024, COLUMNS=1024, PARTS=2), dict(x="*fp32"), 4, 2),
     (rows._gate, dict(SIZE=3072, STRIDE=6144, ACTIVATION="silu", COLUMNS=1024, PDL=True), dict(out="*bf16"), 4, 2),
     (rotate._rotate, ROTATE, {}, 4, 2),
-    (attention._decode, ATTENTION | dict(ROWS=16, TILE=64, SPLITS=1), dict(table="*i32", out="*bf16"), 4, 3),
-    (attention._decode, ATTENTION | dict(ROWS=16, TILE=64, SPLITS=8), dict(table="*i32") | F32, 4, 3),
+    (rotate._rotate, ROTATE | dict(UNITS=127), INT8, 4, 2),
+    (rotate._rotate, ROTATE | dict(UNITS=448), FP8, 4, 2),
+    (attention._decode, DECODE | dict(SPLITS=1), BF16, 4, 3),
+    (attention._decode, DECODE | dict(SPLITS=8), dict(table="*i32") | F32, 4, 3),
+    (attention._decode, DECODE | dict(SCALED=True, SPLITS=1), INT8 | BF16, 4, 3),
+    (attention._decode, DECODE | dict(SCALED=True, SPLITS=1), FP8 | BF16, 4, 3),
     (attention._merge, dict(OUT=2048, HEADS=16, SIZE=128, PADDED=128, SPLITS=8), dict(out="*bf16"), 2, 2),
     (attend_row._attend, ATTEND_ROW, dict(table="*i32", out="*bf16"), 4, 3),
-    (attention._prefill, ATTENTION | dict(LANES=2, ROWS=128, TILE=128), dict(table="*i32", out="*bf16"), 8, 3),
+    (attention._prefill, PREFILL, BF16, 8, 3),
+    (attention._prefill, PREFILL | dict(SCALED=True), INT8 | BF16, 8, 3),
+    (attention._prefill, PREFILL | dict(SCALED=True), FP8 | BF16, 8, 3),
     (one_row._product, ONE | dict(N=4096, K=1024, LINES=8, TILE=1024), ROW | dict(out="*bf16"), 4, 2),
     (one_row._product, ONE | dict(N=6144, K=1024, LINES=8, TILE=1024, ACTIVATION="silu"), ROW | dict(out="*bf16"), 4, 2),
     (one_row._product, ONE | dict(N=1024, K=3072, LINES=2, TILE=4096, NORM=False, ADD=True), F32, 4, 2),

@@ -18,20 +18,20 @@ from nano_vllm.sampling.params import SamplingParams  # noqa: E402
 from tests.backends import tiny  # noqa: E402
 
 from .test_draw import draw, sampling  # noqa: E402
-from .test_kernels import Paged, array, close, ints, poisoned, random  # noqa: E402
+from .test_kernels import WITH_SCALES, Paged, array, close, ints, poisoned, random  # noqa: E402
 from .test_session import BOUNDS, ids, model, opened, run  # noqa: E402
 
 
 @pytest.mark.parametrize("heads, kv_heads, size", [(16, 8, 128), (32, 8, 128), (9, 3, 64), (8, 1, 256)])
 @pytest.mark.parametrize("window", [None, 700])
-@pytest.mark.parametrize("block", [16, 256])
-def test_decode_over_long_contexts(heads, kv_heads, size, window, block):
+@pytest.mark.parametrize("block, cache", [(16, "bf16"), (256, "bf16"), *((16, name) for name in WITH_SCALES)])
+def test_decode_over_long_contexts(heads, kv_heads, size, window, block, cache):
     lengths = (1, 33, 3000, 1025)
-    paged, scale = Paged(lengths, kv_heads, size, "bf16", block), size**-0.5
+    paged, scale = Paged(lengths, kv_heads, size, cache, block), size**-0.5
     q, out = random(4, heads * size, type="bf16"), poisoned(4, heads * size, type="bf16")
     space = torch.empty(attention.scratch(8, heads, kv_heads, size), device="cuda")
     attention.decode(
-        q, paged.keys, paged.values, out, ints(paged.table), ints([paged.table.shape[1]]), ints([0, 1, 2, 3]), ints([0, 1, 2, 3]),
+        q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints([0, 1, 2, 3]), ints([0, 1, 2, 3]),
         ints(np.array(lengths) - 1), space, scale, window, heads, block,
     )  # fmt: skip
     right = [paged.attend(array(q)[s].reshape(heads, size), s, n - 1, scale, window) for s, n in enumerate(lengths)]
@@ -40,14 +40,15 @@ def test_decode_over_long_contexts(heads, kv_heads, size, window, block):
 
 @pytest.mark.parametrize("heads, kv_heads, size", [(16, 8, 128), (9, 3, 64), (8, 1, 256)])
 @pytest.mark.parametrize("window", [None, 300])
-def test_prefill_of_long_prompts(heads, kv_heads, size, window):
+@pytest.mark.parametrize("cache", ["bf16", *WITH_SCALES])
+def test_prefill_of_long_prompts(heads, kv_heads, size, window, cache):
     first, n = 513, 700
-    paged, scale = Paged([first + n], kv_heads, size, "bf16"), size**-0.5
+    paged, scale = Paged([first + n], kv_heads, size, cache), size**-0.5
     q, out = random(n, heads * size, type="bf16"), poisoned(n, heads * size, type="bf16")
     _, tokens = attention.tile_rows(size, heads // kv_heads, False)
     starts = np.arange(0, n, tokens)
     attention.prefill(
-        q, paged.keys, paged.values, out, ints(paged.table), ints([paged.table.shape[1]]), ints(starts),
+        q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints(starts),
         ints(np.minimum(tokens, n - starts)), ints(np.zeros(len(starts))), ints(first + np.arange(n)), scale, window, heads, 16,
     )  # fmt: skip
     some = [0, 1, tokens - 1, tokens, 333, n - 1]
@@ -99,8 +100,8 @@ def test_logits_of_every_architecture(architecture, index, dtype):
     assert np.sqrt(np.mean((ours - exact) ** 2)) <= 3 * BOUNDS[dtype] * np.sqrt(np.mean(exact**2))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_graphs_change_no_answer(dtype):
+@pytest.mark.parametrize("dtype, kv", [("f32", "f32"), ("bf16", "bf16"), *(("f32", name) for name in WITH_SCALES)])
+def test_graphs_change_no_answer(dtype, kv):
     """Batches that grow and shrink, with graphs captured on the way, against every kernel launched by itself. The second round
     runs on graphs alone."""
     requests = [
@@ -109,8 +110,8 @@ def test_graphs_change_no_answer(dtype):
     ]
     plan = dict(num_blocks=128, max_num_seqs=9, max_num_batched_tokens=96)
     spec = model(head_size=64, hidden=256, mlp=512)
-    eager = run(opened(spec, dtype=dtype, enforce_eager=True, **plan), requests)
-    session = opened(spec, dtype=dtype, **plan)
+    eager = run(opened(spec, dtype=dtype, kv=kv, enforce_eager=True, **plan), requests)
+    session = opened(spec, dtype=dtype, kv=kv, **plan)
     assert session.graphs is not None
     first = run(session, requests)
     assert session.graphs.captured and not session.graphs.refused

@@ -9,12 +9,16 @@ torch = pytest.importorskip("torch", reason="the backend is PyTorch's")
 pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import reference  # noqa: E402
+from nano_vllm.backends._rounding import CACHE_TYPES, cache_of  # noqa: E402
 from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_row, rotate, rows  # noqa: E402
+from nano_vllm.backends.cuda.kernels import cache as caches  # noqa: E402
+from nano_vllm.backends.cuda.kernels.cache import KVCache  # noqa: E402
 from nano_vllm.model.spec import Rope  # noqa: E402
 
 from . import DEVICE  # noqa: E402
 
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+WITH_SCALES = ["int8", "fp8"] if caches.has_fp8(torch.device(DEVICE)) else ["int8"]  # caches
 # Of a result relative to the exact one, by norm: roundings of the type and float32 sums.
 BOUNDS = {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
 
@@ -133,15 +137,80 @@ def test_rotate(type, cache, heads, kv_heads, size, normed):
     if normed:
         q, k = reference.normalize(q, array(q_norm), 1e-6), reference.normalize(k, array(k_norm), 1e-6)
     q, k = (reference.rotate(x, cosine[positions], sine[positions]) for x in (q, k))
-    keys, values = random(20, kv_heads, size, type=cache), random(20, kv_heads, size, type=cache, seed=8)
-    right_k, right_v = array(keys), array(values)
+    kept = KVCache(*random(2, 20, kv_heads, size, type=cache), None, None)
+    right_k, right_v = array(kept.keys), array(kept.values)
     right_k[slots[slots >= 0]], right_v[slots[slots >= 0]] = k[slots >= 0], v[slots >= 0]
     turns = tuple(torch.from_numpy(x).to(DEVICE) for x in (cosine, sine))
     norms = (q_norm, k_norm) if normed else None
-    rotate.rotate(qkv, ints(slots), ints(positions), turns, norms, 1e-6, keys, values, heads)
+    rotate.rotate(qkv, ints(slots), ints(positions), turns, norms, 1e-6, kept, heads)
     close(qkv[:, : heads * size], q.reshape(count, -1), type)
-    close(keys, right_k, cache)
-    close(values, right_v, cache)
+    close(kept.keys, right_k, cache)
+    close(kept.values, right_v, cache)
+
+
+def plain(kept: KVCache, slots) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values (slots, kv_heads, size) with their scales."""
+    slots = torch.from_numpy(np.asarray(slots)).to(DEVICE)
+    return tuple(
+        array(numbers[slots]) * (1 if scales is None else array(scales.T[slots])[..., None])
+        for numbers, scales in zip(kept.planes, kept.scales)
+    )
+
+
+def store(kept: KVCache, name: str, slots: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    """What the reference makes of k and v (slots, kv_heads, size), put where the device has it."""
+    made, at = cache_of(name, 1, len(k), *k.shape[1:]), np.arange(len(k))
+    made.write(0, at, k, v)
+    slots = torch.from_numpy(slots).to(DEVICE)
+    for numbers, scales, plane in zip(kept.planes, kept.scales, (made.keys, made.values)):
+        if scales is None:
+            numbers[slots] = torch.from_numpy(made.decode(plane[0])).to(DEVICE, numbers.dtype)
+        else:
+            numbers[slots] = torch.from_numpy(plane[0][0]).to(DEVICE).view(numbers.dtype)
+            scales[:, slots] = torch.from_numpy(plane[1][0].T.copy()).to(DEVICE)
+
+
+@pytest.mark.parametrize("cache", WITH_SCALES)
+def test_the_cache_rounds_as_the_definition_does(cache):
+    """At position 0, where nothing is turned: ties, zeros, vectors too small to count, and ones that are not finite."""
+    count, kv_heads, size = 40, 3, 34
+    qkv = random(count, (1 + 2 * kv_heads) * size)
+    qkv *= torch.from_numpy(np.logspace(-10, 4, count, dtype=np.float32)).to(DEVICE)[:, None]
+    lines = qkv.view(count, 1 + 2 * kv_heads, size)
+    ties = torch.arange(size, device=DEVICE) + 0.5  # of int8, and of e4m3 from 16 to 31.5
+    lines[0, 1:] = torch.where(ties == size - 0.5, caches.UNITS[caches.TYPES[cache]], ties)
+    lines[1], lines[2], lines[3, :, 0] = 0, 2.0**-52 * lines[5] / lines[5].abs().max(), -1e-9
+    kept, none = KVCache.of(count, kv_heads, size, caches.TYPES[cache], DEVICE), torch.zeros(1, size // 2, device=DEVICE)
+    k, v = np.split(array(lines)[:, 1:], 2, axis=1)
+    rotate.rotate(qkv, ints(range(count)), ints([0] * count), (none + 1, none), None, 0.0, kept, 1)
+    right = KVCache.of(count, kv_heads, size, caches.TYPES[cache], DEVICE)
+    store(right, cache, np.arange(count), k, v)
+    for ours, exact in zip((*kept.planes, *kept.scales), (*right.planes, *right.scales)):
+        np.testing.assert_array_equal(array(ours), array(exact))
+    lines[7, 1, 3], lines[8, 4, 5] = float("inf"), float("nan")
+    rotate.rotate(qkv, ints(range(count)), ints([0] * count), (none + 1, none), None, 0.0, kept, 1)
+    lost = [~np.isfinite(x).all(axis=-1) for x in plain(kept, np.arange(count))]
+    assert lost[0].nonzero() == ([7], [0]) and lost[1].nonzero() == ([8], [0])
+
+
+@pytest.mark.parametrize("cache", WITH_SCALES)
+def test_rotate_scales(cache):
+    """The scales of turned keys lie where attention looks for them, and no other is written."""
+    heads, kv_heads, size, slots, positions = 4, 2, 40, np.array([5, 3, 19, -1, 0]), np.array([0, 1, 63, 7, 8])
+    qkv, weight = random(5, (heads + 2 * kv_heads) * size, type="bf16"), random(size, seed=1)
+    rope = Rope(tuple(10000.0 ** (-2 * i / size) for i in range(size // 2)), 1.0)
+    cosine, sine = reference.turns(np.arange(64), rope)
+    _, k, v = np.split(array(qkv).reshape(5, -1, size), [heads, heads + kv_heads], axis=1)
+    k = reference.rotate(reference.normalize(k, array(weight), 1e-6), cosine[positions], sine[positions])
+    kept = KVCache.of(20, kv_heads, size, caches.TYPES[cache], DEVICE)
+    turns = tuple(torch.from_numpy(x).to(DEVICE) for x in (cosine, sine))
+    rotate.rotate(qkv, ints(slots), ints(positions), turns, (weight, weight), 1e-6, kept, heads)
+    for ours, exact in zip(plain(kept, slots[slots >= 0]), (k, v)):
+        exact = exact[slots >= 0]
+        step = {"int8": 1 / 127, "fp8": 1 / 14}[cache]  # between neighbours, of the vector's largest number at most
+        assert (np.abs(ours - exact) <= (0.5 * step + 1e-5) * np.abs(exact).max(axis=-1, keepdims=True)).all()
+    for scales in kept.scales:
+        assert (np.flatnonzero(array(scales).all(axis=0)) == np.unique(slots[slots >= 0])).all()
 
 
 class Paged:
@@ -151,26 +220,29 @@ class Paged:
         self.block, blocks = block, [-(-n // block) for n in lengths]
         order = np.random.default_rng(3).permutation(sum(blocks))
         self.table = np.full((len(lengths), max(blocks)), -1, np.int32)
-        self.keys, self.values = (poisoned((sum(blocks) + 1) * block, kv_heads, size, type=cache) for _ in range(2))
+        self.cache = KVCache.of((sum(blocks) + 1) * block, kv_heads, size, caches.TYPES[cache], DEVICE)
+        for numbers in self.cache.planes if cache in CACHE_TYPES else self.cache.scales:
+            numbers.fill_(float("nan"))
         self.rows, first = [], 0
         for s, (n, count) in enumerate(zip(lengths, blocks)):
             self.table[s, :count] = order[first : first + count]
             first += count
             at = np.arange(n)
-            slots = torch.from_numpy(self.table[s, at // block].astype(np.int64) * block + at % block).to(DEVICE)
-            k, v = (random(n, kv_heads, size, seed=10 * s + j, type=cache) for j in (1, 2))
-            self.keys[slots], self.values[slots] = k, v
-            self.rows.append((array(k).transpose(1, 0, 2), array(v).transpose(1, 0, 2)))
+            slots = self.table[s, at // block].astype(np.int64) * block + at % block
+            store(self.cache, cache, slots, *(array(random(n, kv_heads, size, seed=10 * s + j)) for j in (1, 2)))
+            self.rows.append(tuple(x.transpose(1, 0, 2) for x in plain(self.cache, slots)))
 
     def attend(self, q: np.ndarray, s: int, position: int, scale: float, window) -> np.ndarray:
         seen = slice(max(0, position + 1 - window) if window else 0, position + 1)
         return reference.attend(q, self.rows[s][0][:, seen], self.rows[s][1][:, seen], scale)
 
 
+SCALED = [("f32", "int8", 9), ("bf16", "int8", None), ("bf16", "fp8", 9), ("f16", "fp8", None)]  # type, cache, window
+SCALED = [case for case in SCALED if case[1] in WITH_SCALES]
 HEADS = [(4, 2, 16), (9, 3, 6), (8, 1, 40), (2, 2, 130)]
 
 
-@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("bf16", "f16", None)])
+@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("bf16", "f16", None), *SCALED])
 @pytest.mark.parametrize("heads, kv_heads, size", HEADS)
 def test_decode(type, cache, window, heads, kv_heads, size):
     lengths = (1, 45, 16, 70)
@@ -181,12 +253,12 @@ def test_decode(type, cache, window, heads, kv_heads, size):
     positions[at] = np.array(lengths) - 1
     space = torch.empty(attention.scratch(8, heads, kv_heads, size), device=DEVICE)
     attention.decode(
-        q, paged.keys, paged.values, out, ints(paged.table), ints([paged.table.shape[1]]), ints([*at, -1]), ints([0, 1, 2, 3, 0]),
+        q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints([*at, -1]), ints([0, 1, 2, 3, 0]),
         ints(positions), space, scale, window, heads, 16,
     )  # fmt: skip
     assert torch.isnan(out[3]).all()
     right = [paged.attend(array(q)[r, :-3].reshape(heads, size), s, lengths[s] - 1, scale, window) for s, r in enumerate(at)]
-    close(out[at], np.stack(right).reshape(4, -1), type if type != "f32" else cache if cache == "f32" else "f32")
+    close(out[at], np.stack(right).reshape(4, -1), type)
 
 
 @pytest.mark.parametrize("splits", [1, None])
@@ -213,7 +285,7 @@ def test_attend_row(monkeypatch, type, cache, window, heads, kv_heads, size, nor
     q, k = (reference.rotate(x, cosine[positions], sine[positions]) for x in (q, k))
     for s, r in enumerate(at):  # the paged keys are NaN where the new ones will be
         paged.rows[s][0][:, -1], paged.rows[s][1][:, -1] = k[r], v[r]
-        paged.keys[slots[r]] = paged.values[slots[r]] = float("nan")
+        paged.cache.keys[slots[r]] = paged.cache.values[slots[r]] = float("nan")
     right = [paged.attend(q[r], s, lengths[s] - 1, scale, window) for s, r in enumerate(at)]
     arrived = torch.zeros(attend_row.MAX_ROWS * kv_heads, dtype=torch.int32, device=DEVICE)
     space = torch.full((attention.scratch(8, heads, kv_heads, size),), float("nan"), device=DEVICE)
@@ -221,13 +293,13 @@ def test_attend_row(monkeypatch, type, cache, window, heads, kv_heads, size, nor
     for _ in range(2):  # the second time finds what the first has left
         out = poisoned(5, heads * size, type=type)
         attend_row.attend(
-            qkv, ints(slots), ints(positions), turns, (q_norm, k_norm) if normed else None, 1e-6, paged.keys, paged.values, out,
+            qkv, ints(slots), ints(positions), turns, (q_norm, k_norm) if normed else None, 1e-6, *paged.cache.planes, out,
             ints(paged.table), ints([paged.table.shape[1]]), ints([*at, -1]), ints([0, 1, 2, 3, 0]), space, arrived, scale,
             window, heads, 16,
         )  # fmt: skip
         close(out[at], np.stack(right).reshape(4, -1), "bf16" if type == "bf16" else "f16" if type == "f16" else "f32")
         assert torch.isnan(out[3]).all() and not arrived.any() and torch.equal(qkv, before)
-        for kept, new in ((paged.keys, k), (paged.values, v)):
+        for kept, new in zip(paged.cache.planes, (k, v)):
             close(kept[torch.from_numpy(slots[at]).to(DEVICE)], new[at], cache if cache != "f32" else type)
 
 
@@ -237,7 +309,7 @@ def test_decode_without_splits(monkeypatch):
     test_decode("f32", "f32", 9, 9, 3, 6)
 
 
-@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f32", "f16", 9)])
+@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f32", "f16", 9), *SCALED])
 @pytest.mark.parametrize("heads, kv_heads, size", HEADS)
 def test_prefill(type, cache, window, heads, kv_heads, size):
     # (sequence, first position, rows): a whole prompt, a chunk of one, a short one
@@ -245,7 +317,7 @@ def test_prefill(type, cache, window, heads, kv_heads, size):
     paged, scale = Paged([first + n for _, first, n in parts], kv_heads, size, cache), 1.3 * size**-0.5
     total = sum(n for *_, n in parts)
     q, out = random(total, heads * size + 3, type=type), poisoned(total, heads * size, type=type)
-    _, tokens = attention.tile_rows(size, heads // kv_heads, "f32" == type or type != cache)
+    _, tokens = attention.tile_rows(size, heads // kv_heads, attention.exact(TYPES[type], caches.TYPES[cache]))
     starts, counts, sequences, positions, row = [], [], [], [], 0
     for s, first, n in parts:
         for t in range(0, n, tokens):
@@ -253,7 +325,7 @@ def test_prefill(type, cache, window, heads, kv_heads, size):
         positions += range(first, first + n)
         row += n
     attention.prefill(
-        q, paged.keys, paged.values, out, ints(paged.table), ints([paged.table.shape[1]]), ints([*starts, 0]), ints([*counts, 0]),
+        q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints([*starts, 0]), ints([*counts, 0]),
         ints([*sequences, 0]), ints(positions), scale, window, heads, 16,
     )  # fmt: skip
     of = np.repeat([s for s, *_ in parts], [n for *_, n in parts])

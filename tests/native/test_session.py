@@ -193,6 +193,8 @@ def test_a_forked_child_computes_the_same():
 def test_what_cannot_be_opened_says_so():
     program = lower(models.model())
     packed = models.weights(program)
+    with pytest.raises(OptionError, match="fp8"):
+        cpu.open(program, packed, tiny.plan("cpu", "fp8"))
     with pytest.raises(OptionError, match="generic"):
         cpu.open(program, packed, tiny.plan("cpu", isa="sse9"))
     with pytest.raises(ModelFileError, match="final_norm"):

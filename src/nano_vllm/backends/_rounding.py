@@ -125,6 +125,44 @@ class PagedCache:
         return tuple(self.decode(plane[blocks, slots]).transpose(1, 0, 2) for plane in (self.keys, self.values))
 
 
+# e4m3 has 3 bits of fraction, exponents from −6, and numbers under 2^-6 in steps of 2^-9; the code of a number that is not
+# negative is its index here.
+E4M3 = np.array([np.ldexp(c & 7 if c < 8 else 8 + (c & 7), max(c >> 3, 1) - 10) for c in range(127)], np.float32)
+
+
+def to_e4m3(x: np.ndarray) -> np.ndarray:
+    """float32 of at most 448 -> uint8 codes, rounded to nearest, ties to even."""
+    step = np.ldexp(np.float32(1), np.maximum(np.frexp(x)[1] - 1, -6) - 3).astype(np.float32)
+    return (np.searchsorted(E4M3, np.rint(np.abs(x) / step) * step) | np.signbit(x) << 7).astype(np.uint8)
+
+
+def from_e4m3(codes: np.ndarray) -> np.ndarray:
+    return np.where(codes >> 7, -1, 1).astype(np.float32) * E4M3[codes & 127]
+
+
+class FP8Cache:
+    """Keys and values of one layer in e4m3 [block, slot, kv_head, head_size] with float32 scales [block, slot, kv_head]: of
+    each vector the largest number becomes 448. Vectors under 2^-50 count as zeros."""
+
+    def __init__(self, blocks: int, block_size: int, kv_heads: int, head_size: int) -> None:
+        shape = (blocks, block_size, kv_heads, head_size)
+        self.keys, self.values = ((np.zeros(shape, np.uint8), np.zeros(shape[:3], np.float32)) for _ in range(2))
+
+    def write(self, blocks: np.ndarray, slots: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+        for (codes, scales), x in ((self.keys, k), (self.values, v)):
+            most = np.abs(x).max(axis=-1)
+            most = np.where(most < np.float32(2.0**-50), np.float32(0), most)
+            inverse = np.divide(E4M3[-1], most, out=np.zeros_like(most), where=most != 0)
+            codes[blocks, slots] = to_e4m3(np.clip(x * inverse[..., None], -E4M3[-1], E4M3[-1]))
+            scales[blocks, slots] = most / E4M3[-1]
+
+    def read(self, blocks: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return tuple(
+            (from_e4m3(codes[blocks, slots]) * scales[blocks, slots][..., None]).transpose(1, 0, 2)
+            for codes, scales in (self.keys, self.values)
+        )
+
+
 # A cache of whole numbers. Sums of their products are exact in int32, which fast backends compute at twice the speed of float32
 # and more; the limits below are what 31 bits allow. Queries are rounded as int16 keys are, the weights of a split together.
 
@@ -222,3 +260,13 @@ class WholeCache:
         shares = [np.exp(m - highest) for m, _, _ in parts]
         total = sum(share * part for share, (_, part, _) in zip(shares, parts))
         return (sum(share * acc for share, (_, _, acc) in zip(shares, parts)) / total).reshape(query.shape)
+
+
+def cache_of(dtype: str, blocks: int, block_size: int, kv_heads: int, head_size: int) -> PagedCache | WholeCache | FP8Cache:
+    """The cache of one layer in a type of CACHES."""
+    if dtype == "fp8":
+        return FP8Cache(blocks, block_size, kv_heads, head_size)
+    return (WholeCache if dtype in WHOLE_TYPES else PagedCache)(blocks, block_size, kv_heads, head_size, dtype)
+
+
+CACHES = (*CACHE_TYPES, *WHOLE_TYPES, "fp8")

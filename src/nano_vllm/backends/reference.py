@@ -18,7 +18,7 @@ from ..model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rot
 from ..model.spec import Rope
 from ..sampling.pipeline import sample, stages
 from ._checks import check_batch
-from ._rounding import CACHE_TYPES, WHOLE_TYPES, PagedCache, Quantized, WholeCache, linear_int8
+from ._rounding import CACHES, Quantized, WholeCache, cache_of, linear_int8
 
 RANK = 0
 KV_DTYPE = "f32"
@@ -134,8 +134,8 @@ class Session:
     max_outstanding = 0
 
     def __init__(self, program: Program, weights: Mapping[str, Tensor], plan: Plan, activations: str) -> None:
-        if plan.kv_cache_dtype not in CACHE_TYPES | WHOLE_TYPES:
-            raise OptionError(f"no cache type {plan.kv_cache_dtype!r}", f"there are {', '.join(CACHE_TYPES | WHOLE_TYPES)}")
+        if plan.kv_cache_dtype not in CACHES:
+            raise OptionError(f"no cache type {plan.kv_cache_dtype!r}", f"there are {', '.join(CACHES)}")
         if activations not in ("f32", "int8"):
             raise OptionError(f"no activations {activations!r}", "there are f32, int8")
         for op in program.ops:
@@ -148,9 +148,8 @@ class Session:
         self.weight_bytes = 0
         for name, shape in program.parameters.items():
             self._load(name, shape, weights, activations == "int8")
-        made = WholeCache if plan.kv_cache_dtype in WHOLE_TYPES else PagedCache
         self.caches = [
-            made(plan.num_blocks, plan.block_size, c.kv_heads, c.head_size, plan.kv_cache_dtype) for c in program.caches
+            cache_of(plan.kv_cache_dtype, plan.num_blocks, plan.block_size, c.kv_heads, c.head_size) for c in program.caches
         ]
         self.kv_bytes_per_token = kv_bytes_per_token(program, plan.kv_cache_dtype)
         self.last_ids: np.ndarray | None = None
@@ -201,9 +200,7 @@ class Session:
                 copies[op.name] = buffers[dst].copy()
         return buffers
 
-    def _compute(
-        self, op, buffers: dict[str, np.ndarray], batch: Batch, tokens: np.ndarray, positions: np.ndarray
-    ) -> np.ndarray:
+    def _compute(self, op, buffers: dict[str, np.ndarray], batch: Batch, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         match op:
             case Embed():
                 return embed(self.weights[op.weight], tokens)

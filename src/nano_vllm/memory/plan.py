@@ -11,7 +11,7 @@ from ..options import Options
 from .machine import format_bytes, free_memory, measured_free_memory, parse_bytes, physical_cores
 
 # Cache type -> bytes of a number, and of the scale that a token's numbers share in each head.
-CACHE_BYTES = {"f32": (4, 0), "f16": (2, 0), "bf16": (2, 0), "int16": (2, 4), "int8": (1, 4)}
+CACHE_BYTES = {"f32": (4, 0), "f16": (2, 0), "bf16": (2, 0), "int16": (2, 4), "int8": (1, 4), "fp8": (1, 4)}
 UTILIZATION = 0.9  # of a device's memory where nothing is asked for
 HOST_ROWS = 512  # tokens of a step on the host, where none are asked for
 

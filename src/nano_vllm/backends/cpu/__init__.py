@@ -15,6 +15,7 @@ from ...model.program import Program
 
 RANK = 100
 KV_DTYPE = "int16"
+CACHE_TYPES = ("f32", "f16", "bf16", "int16", "int8")
 OPTIONS = frozenset({"threads", "isa"})
 MEND = "Build it with `pip install .` in the project's folder; that needs a C++20 compiler."
 
@@ -49,6 +50,8 @@ def open(program: Program, weights: Mapping[str, Tensor], plan: Plan):
         raise OptionError(
             f"no instruction set {plan.isa!r} here", f"this processor and build have {sets}", "Leave `isa` out for the widest."
         )
+    if plan.kv_cache_dtype not in CACHE_TYPES:
+        raise OptionError(f"the cpu backend has no cache type {plan.kv_cache_dtype!r}", f"there are {', '.join(CACHE_TYPES)}")
     from .session import Session
 
     return Session(native, program, weights, plan)

@@ -17,6 +17,7 @@ from ...model.program import Program
 from .._checks import check_batch
 from . import layout
 from .graphs import Graphs, Shapes, is_decode
+from .kernels import cache
 from .kernels.draw import Sampler
 from .layout import Shape
 from .staging import Download, Staging
@@ -58,9 +59,12 @@ class Session:
     max_outstanding = 1
 
     def __init__(self, program: Program, weights: Mapping[str, Tensor], plan: Plan, device: torch.device) -> None:
-        for name, value in (("dtype", plan.dtype), ("kv_cache_dtype", plan.kv_cache_dtype)):
-            if value not in DTYPES:
-                raise OptionError(f"the cuda backend has no {name} {value!r}", f"there are {', '.join(DTYPES)}")
+        for name, value, known in (("dtype", plan.dtype, DTYPES), ("kv_cache_dtype", plan.kv_cache_dtype, cache.TYPES)):
+            if value not in known:
+                raise OptionError(f"the cuda backend has no {name} {value!r}", f"there are {', '.join(known)}")
+        if plan.kv_cache_dtype == "fp8" and not cache.has_fp8(device):
+            name = torch.cuda.get_device_name(device)
+            raise OptionError(f"{name} has no fp8", "its compute capability is under 8.9", "Ask for kv_cache_dtype int8.")
         check_supported(program)
         self.program, self.plan, self.device = program, plan, device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -113,7 +117,7 @@ class Session:
 
     def memory(self) -> dict[str, int]:
         """Bytes allocated by owner: weights, kv, scratch."""
-        kv = sum(c.numel() * c.element_size() for c in self.runner.caches)
+        kv = sum(c.nbytes for c in self.runner.caches)
         scratch = sum(b.numel() * b.element_size() for b in self.runner.buffers.values())
         return {"weights": self.weight_bytes, "kv": kv, "scratch": scratch}
 

@@ -16,7 +16,7 @@ from ...memory.plan import Plan
 from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
 from ...model.spec import Rope
 from .fuse import Product, RotateAttend, segments
-from .kernels import attend_row, attention, linear, one_row, packed, rotate, rows
+from .kernels import attend_row, attention, cache, linear, one_row, packed, rotate, rows
 from .kernels.packed import Packed
 from .weights import DTYPES, UNPACKED, DeviceWeights
 
@@ -46,11 +46,9 @@ def check_supported(program: Program) -> None:
             raise UnsupportedModel(f"activation {op.activation!r} is not supported", f"known are {', '.join(rows.ACTIVATIONS)}")
         if isinstance(op, Attend) and op.heads % op.kv_heads:
             raise UnsupportedModel(f"{op.heads} heads over {op.kv_heads} of keys are not supported", "no whole number share one")
-    for cache in program.caches:
-        if cache.head_size % 2 or cache.head_size > MAX_HEAD_SIZE:
-            raise UnsupportedModel(
-                f"head_size {cache.head_size} is not supported", f"it must be even and at most {MAX_HEAD_SIZE}"
-            )
+    for kept in program.caches:
+        if kept.head_size % 2 or kept.head_size > MAX_HEAD_SIZE:
+            raise UnsupportedModel(f"head_size {kept.head_size} is not supported", f"it must be even and at most {MAX_HEAD_SIZE}")
 
 
 def turns(rope: Rope, positions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +87,7 @@ class Runner:
 
     def __init__(self, program: Program, weights: DeviceWeights, plan: Plan, device: torch.device) -> None:
         self.program, self.weights, self.plan, self.device = program, weights, plan, device
-        dtype, cache_type = DTYPES[plan.dtype], DTYPES[plan.kv_cache_dtype]
+        dtype, cache_type = DTYPES[plan.dtype], cache.TYPES[plan.kv_cache_dtype]
         self.buffers = {
             name: torch.empty(count, dtype=kind, device=device)
             for name, (count, kind) in sizes(program, dtype, plan.max_num_batched_tokens, plan.max_num_seqs).items()
@@ -101,10 +99,10 @@ class Runner:
         largest = max((m.shape[0] * m.shape[1] for m in weights.matrices.values() if isinstance(m, Packed)), default=0)
         self.buffers["unpacked"] = torch.empty(min(UNPACKED, largest), dtype=dtype, device=device)
         slots = plan.num_blocks * plan.block_size
-        self.caches = [torch.zeros(2, slots, c.kv_heads, c.head_size, dtype=cache_type, device=device) for c in program.caches]
+        self.caches = [cache.KVCache.of(slots, c.kv_heads, c.head_size, cache_type, device) for c in program.caches]
         self.turns = [tuple(torch.from_numpy(x).to(device) for x in turns(r, plan.max_model_len)) for r in program.ropes]
         self.last_ids = torch.zeros(plan.max_num_batched_tokens, dtype=torch.int32, device=device)
-        exact = dtype != cache_type or dtype == torch.float32
+        exact = attention.exact(dtype, cache_type)
         attends = [op for op in program.ops if isinstance(op, Attend)]
         self.tile_tokens = min(
             (attention.tile_rows(op.head_size, op.heads // op.kv_heads, exact)[1] for op in attends), default=1
@@ -218,13 +216,14 @@ class Runner:
 
     def _rotate(self, op: Rotate, step: Step) -> None:
         qkv = self._view(op.buffer, self.rows, (op.heads + 2 * op.kv_heads) * op.head_size)
-        vectors, (keys, values) = self.weights.vectors, self.caches[op.cache]
+        vectors = self.weights.vectors
         norms = (vectors[op.q_norm], vectors[op.k_norm]) if op.q_norm else None
         slots, positions = step.inputs["slots"], step.inputs["positions"]
-        rotate.rotate(qkv, slots, positions, self.turns[op.rope], norms, op.eps, keys, values, op.heads)
+        rotate.rotate(qkv, slots, positions, self.turns[op.rope], norms, op.eps, self.caches[op.cache], op.heads)
 
     def _rotate_attend(self, op: RotateAttend, step: Step) -> None:
-        if self.rows > attend_row.MAX_ROWS or len(step.inputs["tile_rows"]):
+        kept = self.caches[op.attend.cache]
+        if self.rows > attend_row.MAX_ROWS or len(step.inputs["tile_rows"]) or kept.units:
             self._rotate(op.rotate, step)
             self._attend(op.attend, step)
             return
@@ -232,7 +231,7 @@ class Runner:
         qkv = self._view(attend.src, self.rows, (attend.heads + 2 * attend.kv_heads) * attend.head_size)
         norms = (vectors[rotate.q_norm], vectors[rotate.k_norm]) if rotate.q_norm else None
         attend_row.attend(
-            qkv, inputs["slots"], inputs["positions"], self.turns[rotate.rope], norms, rotate.eps, *self.caches[attend.cache],
+            qkv, inputs["slots"], inputs["positions"], self.turns[rotate.rope], norms, rotate.eps, *kept.planes,
             self._view(attend.dst, self.rows, attend.heads * attend.head_size), step.table, inputs["stride"],
             inputs["decode_rows"], inputs["decode_sequences"], self.buffers["attention"], self.buffers["arrived"], attend.scale,
             attend.window, attend.heads, self.plan.block_size,
@@ -241,8 +240,8 @@ class Runner:
     def _attend(self, op: Attend, step: Step) -> None:
         qkv = self._view(op.src, self.rows, (op.heads + 2 * op.kv_heads) * op.head_size)
         out = self._view(op.dst, self.rows, op.heads * op.head_size)
-        inputs, (keys, values) = step.inputs, self.caches[op.cache]
-        paged = (qkv, keys, values, out, step.table, inputs["stride"])
+        inputs = step.inputs
+        paged = (qkv, self.caches[op.cache], out, step.table, inputs["stride"])
         how = (op.scale, op.window, op.heads, self.plan.block_size)
         if len(inputs["decode_rows"]):
             space = self.buffers["attention"]

@@ -18,3 +18,11 @@ def dot(a, b):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
         return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def to(x, KIND: tl.constexpr):
+    """x of whole or floating-point numbers in the type KIND. Interpreted, a conversion from int8 to bfloat16 goes wrong."""
+    if INTERPRETED:
+        x = x.to(tl.float32)
+    return x.to(KIND)

@@ -141,14 +141,14 @@ def attend(
     arrived: torch.Tensor, scale: float, window: int | None, heads: int, block_size: int,
 ) -> None:  # fmt: skip
     """As `rotate.rotate`, then `attention.decode`, whose arguments these are, of at most MAX_ROWS rows of different sequences. Of
-    qkv nothing is changed; rows that are not named are not stored in the cache.
+    qkv nothing is changed; rows that are not named are not stored in the cache, whose type is one without scales.
 
     Args:
         arrived: int32, at least MAX_ROWS · kv_heads zeros; zeros again when the kernel has ended.
     """
     kv_heads, size = keys.shape[-2:]
     items, group, padded = len(rows), heads // kv_heads, max(16, triton.next_power_of_2(size))
-    count, kind = splits(items, kv_heads), _kind(qkv, keys)
+    count, kind = splits(items, kv_heads), _kind(qkv.dtype, keys.dtype)
     q_norm, k_norm = norms or (turns[0], turns[0])
     tile = 32 if kind == tl.float32 or padded > 128 else 64
     _attend[(items, kv_heads, count)](

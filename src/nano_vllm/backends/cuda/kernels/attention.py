@@ -2,8 +2,9 @@
 of queries. Both handle grouped heads (the heads of a kv head share its keys in one tile) and sliding windows.
 
 Softmax is taken in base 2 with a running maximum (Milakov & Gimelshein 2018). Scores and sums are float32; products are of the
-cache's type where q has it too, and of float32 otherwise. What a row must not see is not loaded, or has weight 0 and is the
-sequence's own.
+cache's type where q has it too, of q's where the cache has scales, and of float32 otherwise. What a row must not see is not
+loaded, or has weight 0 and is the sequence's own. The scale of a key multiplies its scores, that of a value its weight: the
+numbers need no more than a conversion.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ._dot import INTERPRETED, dot
+from ._dot import INTERPRETED, dot, to
+from .cache import UNITS, KVCache
 
 LOWEST = tl.constexpr(-1.0e30)
 LOG2E = 1.4426950408889634
@@ -32,9 +34,9 @@ def _slots(table, position, seen, BLOCK: tl.constexpr):
 
 @triton.jit
 def _tile(
-    q, m, mass, acc, keys, values, table, start, end, low, last, kv, scale,
-    BLOCK: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    CAUSAL: tl.constexpr, WHOLE: tl.constexpr,
+    q, m, mass, acc, keys, values, key_scales, value_scales, table, start, end, low, last, kv, scale,
+    BLOCK: tl.constexpr, KV: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, CAUSAL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys from `start`. With WHOLE, every row sees all of them. Else keys from `end` on are not loaded, nor those
     under `low`; with CAUSAL each row sees keys up to its own `last`, (rows,), within WINDOW. `scale` is positive."""
@@ -43,10 +45,13 @@ def _tile(
     seen = (position < end) & (position >= low)
     if WHOLE:
         seen = tl.full((TILE,), True, tl.int1)
-    at = (_slots(table, position, seen, BLOCK) * KV + kv)[:, None] * SIZE + d[None, :]
+    slot = _slots(table, position, seen, BLOCK)
+    at = (slot * KV + kv)[:, None] * SIZE + d[None, :]
     mask = seen[:, None] & (d < SIZE)[None, :]
-    k = tl.load(keys + at, mask=mask, other=0.0).to(q.dtype)
+    k = to(tl.load(keys + at, mask=mask, other=0.0), q.dtype)
     scores = dot(q, tl.trans(k))
+    if SCALED:
+        scores = scores * tl.load(key_scales + slot, mask=seen, other=0.0)[None, :]
     if not WHOLE:
         visible = seen[None, :]
         if CAUSAL:
@@ -59,16 +64,23 @@ def _tile(
     if not WHOLE:  # of a row that has seen nothing yet, the rounding of LOWEST · scale would be left
         p = tl.where(visible, p, 0.0)
     share = tl.exp2(m - highest)
-    v = tl.load(values + at, mask=mask, other=0.0).to(q.dtype)
+    mass = mass * share + tl.sum(p, axis=1)
+    v = to(tl.load(values + at, mask=mask, other=0.0), q.dtype)
+    if SCALED:
+        v_scale = tl.load(value_scales + slot, mask=seen, other=0.0)
+        if q.dtype == tl.float16:  # which small weights would leave
+            v = (v * v_scale[:, None]).to(q.dtype)
+        else:
+            p = p * v_scale[None, :]
     acc = acc * share[:, None] + dot(p.to(q.dtype), v)
-    return highest, mass * share + tl.sum(p, axis=1), acc
+    return highest, mass, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots_all"])
 def _decode(
-    qkv, keys, values, out, sums, table, stride, rows, sequences, positions, scale,
-    QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+    qkv, keys, values, key_scales, value_scales, out, sums, table, stride, rows, sequences, positions, slots_all, scale,
+    QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
     KIND: tl.constexpr,
 ):  # fmt: skip
     item, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -76,6 +88,8 @@ def _decode(
     if row < 0:
         return
     table += tl.load(sequences + item).to(tl.int64) * tl.load(stride)
+    key_scales += kv * slots_all.to(tl.int64)
+    value_scales += kv * slots_all.to(tl.int64)
     length = tl.load(positions + row) + 1
     low = 0
     if WINDOW:
@@ -92,8 +106,8 @@ def _decode(
     acc = tl.zeros((ROWS, PADDED), tl.float32)
     for first in range(start, end, TILE):
         m, mass, acc = _tile(
-            q, m, mass, acc, keys, values, table, first, end, 0, m, kv, scale,
-            BLOCK, KV, SIZE, PADDED, TILE, 0, False, False,
+            q, m, mass, acc, keys, values, key_scales, value_scales, table, first, end, 0, m, kv, scale,
+            BLOCK, KV, SCALED, SIZE, PADDED, TILE, 0, False, False,
         )  # fmt: skip
     if SPLITS == 1:
         at = row * OUT + head[:, None] * SIZE + d[None, :]
@@ -133,13 +147,17 @@ def scratch(max_items: int, heads: int, kv_heads: int, size: int) -> int:
     return max(n * heads * splits(n, kv_heads) * (size + 2) for n in range(1, max_items + 1))
 
 
-def _kind(q: torch.Tensor, keys: torch.Tensor):
-    same = q.dtype == keys.dtype and q.dtype != torch.float32
-    return {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[q.dtype] if same else tl.float32
+def exact(q: torch.dtype, cache: torch.dtype) -> bool:
+    """Whether products are in float32."""
+    return q == torch.float32 or (q != cache and cache not in UNITS)
+
+
+def _kind(q: torch.dtype, cache: torch.dtype):
+    return tl.float32 if exact(q, cache) else {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[q]
 
 
 def decode(
-    qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
+    qkv: torch.Tensor, cache: KVCache, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
     rows: torch.Tensor, sequences: torch.Tensor, positions: torch.Tensor, space: torch.Tensor,
     scale: float, window: int | None, heads: int, block_size: int,
 ) -> None:  # fmt: skip
@@ -147,34 +165,34 @@ def decode(
 
     Args:
         qkv: (all rows, at least heads · size), q first.
-        keys, values: (slots, kv_heads, size).
         out: (all rows, heads · size); only the rows named are written.
         table: int32 block ids, the row of a sequence `stride` (one int32 on the device) entries after the one before.
         rows, sequences: (items,) int32; an item with the row -1 is nothing.
         positions: (all rows,) int32.
         space: float32, at least `scratch` numbers.
     """
-    kv_heads, size = keys.shape[-2:]
+    slots_all, kv_heads, size = cache.keys.shape
+    scales = cache.scales if cache.units else cache.planes  # something to point at
     items, group, padded = len(rows), heads // kv_heads, max(16, triton.next_power_of_2(size))
-    count, kind = splits(items, kv_heads), _kind(qkv, keys)
+    count, kind = splits(items, kv_heads), _kind(qkv.dtype, cache.keys.dtype)
     parts, sums = out, space
     if count > 1:
         parts, sums = space, space[items * heads * count * size :]
     tile, warps = (16, 2) if kind == tl.float32 or padded > 128 else (64, 4)
     _decode[(items, kv_heads, count)](
-        qkv, keys, values, parts, sums, table, stride, rows, sequences, positions, scale * LOG2E,
-        qkv.stride(0), out.stride(0), block_size, kv_heads, group, max(16, triton.next_power_of_2(group)), size, padded, tile,
-        window or 0, count, kind, num_warps=warps, num_stages=3,
+        qkv, *cache.planes, *scales, parts, sums, table, stride, rows, sequences, positions, slots_all, scale * LOG2E,
+        qkv.stride(0), out.stride(0), block_size, kv_heads, cache.units > 0, group, max(16, triton.next_power_of_2(group)), size,
+        padded, tile, window or 0, count, kind, num_warps=warps, num_stages=3,
     )  # fmt: skip
     if count > 1:
         _merge[(items, heads)](parts, sums, out, rows, out.stride(0), heads, size, padded, count, num_warps=2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots_all"])
 def _prefill(
-    qkv, keys, values, out, table, stride, rows, counts, sequences, positions, scale,
-    QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
-    ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    qkv, keys, values, key_scales, value_scales, out, table, stride, rows, counts, sequences, positions, slots_all, scale,
+    QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
     KIND: tl.constexpr,
 ):  # fmt: skip
     item, kv = tl.program_id(0), tl.program_id(1)
@@ -183,6 +201,8 @@ def _prefill(
         return
     first = tl.load(rows + item).to(tl.int64)
     table += tl.load(sequences + item).to(tl.int64) * tl.load(stride)
+    key_scales += kv * slots_all.to(tl.int64)
+    value_scales += kv * slots_all.to(tl.int64)
     position = tl.load(positions + first)
     i, d = tl.arange(0, ROWS), tl.arange(0, PADDED)
     token, lane = i // LANES, i % LANES  # a lane is a head of the group
@@ -202,13 +222,13 @@ def _prefill(
         whole = low
     for start in range(0, whole if WINDOW == 0 else 0, TILE):
         m, mass, acc = _tile(
-            q, m, mass, acc, keys, values, table, start, end, 0, last, kv, scale,
-            BLOCK, KV, SIZE, PADDED, TILE, 0, False, True,
+            q, m, mass, acc, keys, values, key_scales, value_scales, table, start, end, 0, last, kv, scale,
+            BLOCK, KV, SCALED, SIZE, PADDED, TILE, 0, False, True,
         )  # fmt: skip
     for start in range(whole // TILE * TILE, end, TILE):
         m, mass, acc = _tile(
-            q, m, mass, acc, keys, values, table, start, end, low, last, kv, scale,
-            BLOCK, KV, SIZE, PADDED, TILE, WINDOW, True, False,
+            q, m, mass, acc, keys, values, key_scales, value_scales, table, start, end, low, last, kv, scale,
+            BLOCK, KV, SCALED, SIZE, PADDED, TILE, WINDOW, True, False,
         )  # fmt: skip
     at = row[:, None] * OUT + head[:, None] * SIZE + d[None, :]
     tl.store(out + at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
@@ -222,15 +242,15 @@ def shared_memory(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
 
-def tile_rows(size: int, group: int, exact: bool) -> tuple[int, int]:
-    """-> rows (query · head) of a prefill tile, and how many tokens they are. `exact`: products in float32."""
-    rows = 32 if exact else 128 if size <= 128 else 64
+def tile_rows(size: int, group: int, float32: bool) -> tuple[int, int]:
+    """-> rows (query · head) of a prefill tile, and how many tokens they are. `float32`: of products."""
+    rows = 32 if float32 else 128 if size <= 128 else 64
     lanes = triton.next_power_of_2(group)
     return max(rows, lanes), max(1, rows // lanes)
 
 
 def prefill(
-    qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
+    qkv: torch.Tensor, cache: KVCache, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
     rows: torch.Tensor, counts: torch.Tensor, sequences: torch.Tensor, positions: torch.Tensor,
     scale: float, window: int | None, heads: int, block_size: int,
 ) -> None:  # fmt: skip
@@ -239,16 +259,16 @@ def prefill(
     Args as of `decode`, but
         rows, counts, sequences: (items,) int32, a tile's first row, its number of rows (0: nothing), its sequence.
     """
-    kv_heads, size = keys.shape[-2:]
-    group, padded, kind = heads // kv_heads, max(16, triton.next_power_of_2(size)), _kind(qkv, keys)
-    exact = kind == tl.float32
-    m, _ = tile_rows(size, group, exact)
-    tile, warps = (16, 4) if exact else (64, 8) if m == 128 else (32, 4)
+    slots_all, kv_heads, size = cache.keys.shape
+    scales = cache.scales if cache.units else cache.planes  # something to point at
+    group, padded, kind = heads // kv_heads, max(16, triton.next_power_of_2(size)), _kind(qkv.dtype, cache.keys.dtype)
+    m, _ = tile_rows(size, group, kind == tl.float32)
+    tile, warps = (16, 4) if kind == tl.float32 else (64, 8) if m == 128 else (32, 4)
     stages = 2
     if m == 128 and shared_memory(qkv.device) >= LARGE:
         tile, stages = 128, 3
     _prefill[(len(rows), kv_heads)](
-        qkv, keys, values, out, table, stride, rows, counts, sequences, positions, scale * LOG2E,
-        qkv.stride(0), out.stride(0), block_size, kv_heads, group, triton.next_power_of_2(group), m, size, padded, tile,
-        window or 0, kind, num_warps=warps, num_stages=stages,
+        qkv, *cache.planes, *scales, out, table, stride, rows, counts, sequences, positions, slots_all, scale * LOG2E,
+        qkv.stride(0), out.stride(0), block_size, kv_heads, cache.units > 0, group, triton.next_power_of_2(group), m, size,
+        padded, tile, window or 0, kind, num_warps=warps, num_stages=stages,
     )  # fmt: skip

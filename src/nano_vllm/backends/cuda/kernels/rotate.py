@@ -7,15 +7,16 @@ import triton
 import triton.language as tl
 
 from ._dot import INTERPRETED
+from .cache import KVCache, rounded
 
 LINES = 256 if INTERPRETED else 8  # heads of a program; interpreted, programs run one after the other
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "slots_all"])
 def _rotate(
-    qkv, slots, positions, cosines, sines, q_norm, k_norm, keys, values, eps, count,
+    qkv, slots, positions, cosines, sines, q_norm, k_norm, keys, values, key_scales, value_scales, eps, count, slots_all,
     STRIDE: tl.constexpr, Q: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr,
-    NORM: tl.constexpr, LINES: tl.constexpr,
+    NORM: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     row, head = (line // (Q + 2 * KV)).to(tl.int64), line % (Q + 2 * KV)
@@ -46,6 +47,12 @@ def _rotate(
     tl.store(qkv + at, first.to(qkv.dtype.element_ty), mask=of_q)
     tl.store(qkv + at + HALF, second.to(qkv.dtype.element_ty), mask=of_q)
     kind = keys.dtype.element_ty
+    kept = (slot >= 0) & (row < count)
+    if UNITS:
+        first, second, scale = rounded(first, second, UNITS, kind == tl.int8)
+        at_scale = (head - Q) % KV * slots_all.to(tl.int64) + slot
+        tl.store(key_scales + at_scale, scale, mask=kept & (head >= Q) & (head < Q + KV))
+        tl.store(value_scales + at_scale, scale, mask=kept & (head >= Q + KV))
     of_k = seen & ((slot >= 0) & (head >= Q) & (head < Q + KV))[:, None]
     at_k = (slot * KV + head - Q)[:, None] * SIZE + d[None, :]
     tl.store(keys + at_k, first.to(kind), mask=of_k)
@@ -58,21 +65,22 @@ def _rotate(
 
 def rotate(
     qkv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor],
-    norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, keys: torch.Tensor, values: torch.Tensor, heads: int,
+    norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, cache: KVCache, heads: int,
 ) -> None:  # fmt: skip
-    """q is normed and rotated in place; k, likewise, and v go to the cache alone, rounded to its type.
+    """q is normed and rotated in place; k, likewise, and v go to the cache alone, rounded to its type, with their scales.
 
     Args:
         qkv: (rows, at least (heads + 2 kv_heads) · size); slots, positions: (rows,) int32. A row with the slot -1 writes nothing.
         turns: cosine and sine (positions, size / 2) float32.
         norms: weights of q and k, (size,) float32.
-        keys, values: (slots, kv_heads, size).
     """
-    kv_heads, size = keys.shape[-2:]
+    slots_all, kv_heads, size = cache.keys.shape
+    scales = cache.scales if cache.units else cache.planes  # something to point at
     q_norm, k_norm = norms or (turns[0], turns[0])
     grid = (triton.cdiv(len(qkv) * (heads + 2 * kv_heads), LINES),)
     _rotate[grid](
-        qkv, slots, positions, *turns, q_norm, k_norm, keys, values, eps, len(qkv),
+        qkv, slots, positions, *turns, q_norm, k_norm, *cache.planes, *scales, eps, len(qkv), slots_all,
         qkv.stride(0), heads, kv_heads, size, size // 2, triton.next_power_of_2(size // 2), norms is not None, LINES,
+        cache.units,
         num_warps=4,
     )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Keys and values of one layer on the device, and how the narrow types round them.
+
+Both are the definition's (`backends/_rounding.py`). int8: per token and head, scale = max|x| / 127, q = x · (127 / max|x|) to
+nearest even. fp8 is e4m3 in the same way, with 448, its largest number, for 127. A vector under 2^-50 counts as zero, with the
+scale 0; one with a NaN or an infinity has the scale NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+TYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+UNITS = {torch.int8: 127, torch.float8_e4m3fn: 448}  # of those with scales: what the largest number of a vector becomes
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether it converts e4m3: cards do from compute capability 8.9 on, and Triton's interpreter."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Attributes:
+    keys, values: (slots, kv_heads, size).
+    key_scales, value_scales: (kv_heads, slots) float32, so that a head's loads are of consecutive numbers; None where the type
+        has none.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None
+    value_scales: torch.Tensor | None
+
+    @classmethod
+    def of(cls, slots: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+        numbers = torch.zeros(2, slots, kv_heads, size, dtype=dtype, device=device)
+        scales = torch.zeros(2, kv_heads, slots, device=device) if dtype in UNITS else (None, None)
+        return cls(*numbers, *scales)
+
+    @property
+    def units(self) -> int:
+        """What the largest number of a vector becomes; 0 for a type without scales."""
+        return UNITS.get(self.keys.dtype, 0)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in (*self.planes, *self.scales) if x is not None)
+
+    @property
+    def planes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.keys, self.values
+
+    @property
+    def scales(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return self.key_scales, self.value_scales
+
+
+@triton.jit
+def rounded(a, b, UNITS: tl.constexpr, WHOLE: tl.constexpr):
+    """Two halves (rows, n) of vectors -> both in units of a scale, rounded to whole numbers with WHOLE, else to e4m3's, but still
+    float32; scales (rows,)."""
+    most = tl.maximum(tl.max(_magnitude(a), axis=1), tl.max(_magnitude(b), axis=1))
+    wrong, zero = most == float("inf"), most < 8.881784197001252e-16  # 2^-50
+    inverse = tl.where(wrong | zero, 0.0, tl.div_rn(tl.full(most.shape, UNITS, tl.float32), tl.where(zero, 1.0, most)))
+    scale = tl.where(wrong, float("nan"), tl.where(zero, 0.0, tl.div_rn(most, tl.full(most.shape, UNITS, tl.float32))))
+    a, b = tl.where(wrong[:, None], 0.0, a) * inverse[:, None], tl.where(wrong[:, None], 0.0, b) * inverse[:, None]
+    return _nearest(a, WHOLE), _nearest(b, WHOLE), scale
+
+
+@triton.jit
+def _nearest(x, WHOLE: tl.constexpr):
+    """To nearest even, by adding a number whose last digit is worth the step: 1, or of e4m3's numbers an eighth of their power of
+    two, 2^-6 at least. Triton's interpreter converts to e4m3 otherwise, but keeps what is one of its numbers."""
+    if WHOLE:
+        large = 12582912.0  # 1.5 · 2^23
+    else:
+        power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        large = tl.maximum(power, 0.015625) * 1572864.0  # 1.5 · 2^20
+    return (x + large) - large
+
+
+@triton.jit
+def _magnitude(x):
+    """|x|; infinity for a NaN, which a maximum would drop."""
+    return tl.where(tl.abs(x) < float("inf"), tl.abs(x), float("inf"))
