@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from zlib import crc32
 
 import numpy as np
 
@@ -28,24 +27,32 @@ SHAPES = {
     ),
     "tiny": dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=8, tie_word_embeddings=True),
 }
+DRAWN = 2**26 + 2 * 4093  # random bytes; no multiple of any row, so that rows differ where the bytes come again
+STEP = 4096  # bytes from where one tensor begins to where the next does
 COMMON = dict(
     model_type="qwen3", vocab_size=151936, head_dim=128, num_key_value_heads=8, rms_norm_eps=1e-6, max_position_embeddings=40960,
     rope_theta=1e6, hidden_act="silu",
 )  # fmt: skip
 
 
-DRAWN = 2**26  # random bytes; drawing those of a large model would take minutes
-
-
 class RandomWeights(Mapping):
-    """Tensors of about ±0.02, made when asked for; norms are ones."""
+    """Tensors of about ±0.02; norms are ones. All are views of the same random bytes, each from another place on: drawing and
+    storing them one by one would take minutes for 8 billion weights."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], format: str) -> None:
         from nano_vllm.formats import describe
 
-        self.format, self.drawn = format, None
         self.shapes, group = shapes, 0 if format == "bf16" else 32
         self.infos = {n: describe(n, s, *((format, group) if len(s) == 2 else ("f32",))) for n, s in shapes.items()}
+        self.starts = {name: STEP * i for i, name in enumerate(shapes)}
+        drawn = np.frombuffer(np.random.default_rng(0).bytes(DRAWN), np.uint16)
+        if format == "bf16":  # sign and fraction are random, the exponent is that of 1/64
+            drawn = (drawn & 0x807F) | 0x3C80
+        self.bytes = np.resize(drawn, (STEP * len(shapes) + max(i.nbytes for i in self.infos.values())) // 2).view(np.uint8)
+
+    def _numbers(self, name: str, shape: tuple[int, ...], kind: type) -> np.ndarray:
+        start = self.starts[name]
+        return self.bytes[start : start + int(np.prod(shape)) * np.dtype(kind).itemsize].view(kind).reshape(shape)
 
     def __getitem__(self, name: str):
         from nano_vllm.formats import Tensor, pack
@@ -53,21 +60,11 @@ class RandomWeights(Mapping):
         shape, info = self.shapes[name], self.infos[name]
         if len(shape) == 1:
             return pack(name, np.ones(shape, np.float32), "f32")
-        count = int(np.prod(shape))
-        if info.format == "bf16":  # sign and fraction are random, the exponent is that of 1/64
-            return Tensor(info, {"values": self._drawn(name, 2 * count).view(np.uint16).reshape(shape)})
+        if info.format == "bf16":
+            return Tensor(info, {"values": self._numbers(name, shape, np.uint16)})
         scales = np.full((shape[0], shape[1] // 32), 0.02 / {"q4": 4.6, "q8": 74}[info.format], np.float16)
-        drawn = self._drawn(name, count if info.format == "q8" else count // 2).reshape(shape[0], -1)
-        return Tensor(info, {"scales": scales, "quants": drawn.view(np.int8) if info.format == "q8" else drawn})
-
-    def _drawn(self, name: str, count: int) -> np.ndarray:
-        """Random bytes: a piece of DRAWN of them, over and over, that begins elsewhere for each name."""
-        if self.drawn is None:
-            self.drawn = np.frombuffer(np.random.default_rng(0).bytes(DRAWN), np.uint8).copy()
-            if self.format == "bf16":
-                numbers = self.drawn.view(np.uint16)
-                numbers[:] = (numbers & 0x807F) | 0x3C80
-        return np.resize(np.roll(self.drawn, -64 * (crc32(name.encode()) % (DRAWN // 64))), count)
+        wide, kind = (shape, np.int8) if info.format == "q8" else ((shape[0], shape[1] // 2), np.uint8)
+        return Tensor(info, {"scales": scales, "quants": self._numbers(name, wide, kind)})
 
     def __iter__(self):
         return iter(self.shapes)

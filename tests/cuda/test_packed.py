@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import reference  # noqa: E402
 from nano_vllm.backends.cuda.kernels import packed  # noqa: E402
-from nano_vllm.backends.cuda.weights import on_device  # noqa: E402
+from nano_vllm.backends.cuda.weights import Upload, on_device  # noqa: E402
 from nano_vllm.formats import pack  # noqa: E402
 
 from . import DEVICE  # noqa: E402
@@ -27,7 +27,7 @@ FORMATS = {
 def matrix(name: str, n: int, k: int):
     format, options = FORMATS[name]
     tensor = pack("w", np.random.default_rng(5).standard_normal((n, k)).astype(np.float32), format, **options)
-    return on_device([tensor], torch.device(DEVICE)), tensor.unpack()
+    return on_device([tensor], Upload(torch.device(DEVICE)), torch.device(DEVICE)), tensor.unpack()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -60,3 +60,20 @@ def test_unpack_and_embed(name):
     np.testing.assert_array_equal(array(out), values[2:5])
     packed.embed(weight, ints([6, 1, 0]), ints([-1, -1, 1]), ints([0, 3]), out)
     np.testing.assert_array_equal(array(out), values[[6, 1, 3]])
+
+
+@pytest.mark.parametrize("format, kind", [("f32", "bfloat16"), ("f16", "float16"), ("bf16", "float32"), ("q8", "float32")])
+def test_uploads_in_pieces_are_the_numbers(format, kind):
+    """More pieces than there are buffers, and a last one that is short."""
+    tensor = pack("w", np.random.default_rng(3).standard_normal((7, 96)).astype(np.float32), format)
+    out = poisoned(7, 96).to(getattr(torch, kind))
+    Upload(torch.device(DEVICE), piece=400).tensor(tensor, out)
+    right = torch.from_numpy(tensor.unpack()).to(out.dtype).float()
+    np.testing.assert_array_equal(array(out.float()), right.numpy())
+
+
+def test_parts_of_a_packed_matrix_are_one_below_the_other():
+    parts = [pack("w", np.random.default_rng(n).standard_normal((n, 64)).astype(np.float32), "q4", minimum=True) for n in (3, 5)]
+    out = poisoned(8, 64)
+    packed.unpack(on_device(parts, Upload(torch.device(DEVICE), piece=100), torch.device(DEVICE)), 0, out)
+    np.testing.assert_array_equal(array(out), np.concatenate([part.unpack() for part in parts]))
