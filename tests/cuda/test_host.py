@@ -35,7 +35,6 @@ def test_padding_wastes_less_than_a_tenth(most):
 def test_shapes_of_graphs_hold_the_steps():
     shapes = Shapes(100, 12)
     assert shapes.decode(11) == layout.Shape(12, 12, 0, 12) and is_decode(shapes.decode(11))
-    assert [s.rows for s in shapes.smaller(shapes.decode(12))] == list(range(10, 0, -1))
     for shape in (layout.Shape(33, 3, 2, 5), layout.Shape(96, 11, 8, 12), layout.Shape(2, 0, 1, 1)):
         padded = shapes.mixed(shape)
         assert not is_decode(padded) and padded.rows % 32 == 0 and padded.rows <= 100
@@ -137,9 +136,30 @@ class Recorder:
         self.made.append(self)
 
 
-def test_graphs_are_captured_while_a_decode_step_is_waited_for(monkeypatch):
+@pytest.mark.parametrize("rows, sequences", [(8192, 256), (100, 12), (1, 1), (20, 64)])
+def test_usual_shapes_are_those_of_decode_steps_and_single_prompts(rows, sequences):
+    shapes = Shapes(rows, sequences)
+    usual = list(shapes.usual(16))
+    assert len(set(usual)) == len(usual) < graphs.MOST
+    assert {shapes.decode(n) for n in range(1, shapes.sequences + 1)} == {shape for shape in usual if is_decode(shape)}
+    for n in range(2, min(rows, graphs.MIXED_ROWS) + 1):
+        padded = shapes.mixed(layout.Shape(n, 0, -(-n // 16), 1))
+        assert padded is None or padded in usual
+
+
+def test_the_largest_step_of_warming_up_is_about_the_largest_there_may_be():
+    assert sum(warmup.largest(tiny.plan("cuda", num_blocks=1000, max_num_batched_tokens=8192))) == 8192  # of 4096 each
+    assert sum(warmup.largest(tiny.plan("cuda", num_blocks=9, max_model_len=64))) == 3 * 48
+    assert sum(warmup.largest(tiny.plan("cuda", num_blocks=2, max_model_len=4, max_num_batched_tokens=20))) == 8
+
+
+def captures(monkeypatch, record, rows=64, sequences=6):
     monkeypatch.setattr(graphs.torch.cuda, "CUDAGraph", Recorder)
     monkeypatch.setattr(graphs.torch.cuda, "graph_pool_handle", lambda: None)
+    return graphs.Graphs(Shapes(rows, sequences), record)
+
+
+def test_graphs_are_captured_while_a_decode_step_is_waited_for(monkeypatch):
     recorded = []
 
     def record(shape):
@@ -147,12 +167,26 @@ def test_graphs_are_captured_while_a_decode_step_is_waited_for(monkeypatch):
             raise RuntimeError("this one cannot be captured")
         recorded.append(shape)
 
-    made = graphs.Graphs(Shapes(64, 6), record)
-    prompt, decode = made.shapes.mixed(layout.Shape(5, 0, 1, 1)), made.shapes.decode(4)
-    assert not made.replay(prompt) and not made.replay(decode) and not recorded
-    made.idle(decode, lambda: False)
-    assert recorded == [decode] and made.replay(decode)
-    left = iter([True] * 2 + [False] * 9)
-    made.idle(decode, lambda: next(left))
-    assert recorded == [decode, prompt, made.shapes.decode(2)] and made.refused == {made.shapes.decode(3)}
-    assert made.replay(prompt) and not made.replay(made.shapes.decode(3)) and not made.wishes
+    made = captures(monkeypatch, record)
+    prompt, one, three = made.shapes.mixed(layout.Shape(5, 0, 1, 1)), made.shapes.decode(1), made.shapes.decode(3)
+    for shape in (three, prompt, one):
+        assert not made.replay(shape)
+    assert not recorded
+    made.idle(lambda: False)
+    assert recorded == [one] and made.replay(one) and not made.replay(prompt)
+    left = iter([True, False])
+    made.idle(lambda: next(left))
+    assert recorded == [one, prompt] and made.replay(prompt)
+    made.idle(lambda: True)
+    assert made.refused == {three} and not made.replay(three) and not made.wishes
+
+
+def test_captures_beforehand_end_in_time(monkeypatch):
+    made = captures(monkeypatch, lambda shape: None)
+    made.prepare(made.shapes.usual(16))
+    assert set(made.captured) == set(made.shapes.usual(16))
+    clock = iter([0.0, 0.5, 1.0, 9.0])
+    monkeypatch.setattr(graphs.time, "perf_counter", lambda: next(clock))
+    made = captures(monkeypatch, lambda shape: None)
+    made.prepare(made.shapes.usual(16))
+    assert list(made.captured) == list(made.shapes.usual(16))[:2]

@@ -1,14 +1,16 @@
 """CUDA graphs of whole steps, at padded shapes.
 
-A step whose shape has no graph is launched kernel by kernel, at the padded shape, and leaves a wish. Wishes are granted while the
-host waits for a decode step anyway: a capture runs nothing on the device and waits for nothing there, and no first token waits.
+Decode steps and those of one short prompt are captured when the session opens. A step of another shape is launched kernel by
+kernel, at the padded shape, and leaves a wish. Wishes are granted while the host waits for a decode step anyway: a capture runs
+nothing on the device and waits for nothing there, and no first token waits.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 MIXED_ROWS = 256  # steps with prompts of up to so many tokens are captured, too: launches would take longer than they do
 MIXED_STEP = 32  # their rows are padded to multiples of it
 MOST = 160  # graphs at most
+SECONDS = 2.0  # that opening a session may spend on captures
 
 
 def padded_sizes(most: int) -> list[int]:
@@ -59,10 +62,16 @@ class Shapes:
         padded = Shape(rows, power(shape.decodes, few), power(shape.tiles, rows), power(shape.wanted, few))
         return None if is_decode(padded) else padded  # its wanted rows are not all rows, as those of a decode step are
 
-    def smaller(self, shape: Shape):
-        """Decode shapes below one, the next first: what a batch whose requests end one by one comes to."""
-        for size in reversed(self.sizes[: bisect_left(self.sizes, shape.rows)]):
-            yield Shape(size, size, 0, size)
+    def usual(self, tile_tokens: int) -> Iterator[Shape]:
+        """Of one prompt alone, whose first token is waited for, and of decode steps, the smaller first.
+
+        Args:
+            tile_tokens: rows of a tile at most.
+        """
+        alone = (self.mixed(Shape(n, 0, -(-n // tile_tokens), 1)) for n in range(2, min(MIXED_ROWS, self.rows) + 1))
+        yield from dict.fromkeys(shape for shape in alone if shape)
+        for size in self.sizes:
+            yield self.decode(size)
 
 
 def is_decode(shape: Shape) -> bool:
@@ -94,18 +103,20 @@ class Graphs:
             self.wishes[shape] = None
         return False
 
-    def idle(self, shape: Shape, waiting: Callable[[], bool]) -> None:
-        """While the host waits for a decode step of a shape: grants one wish, and as long as `waiting`, more of them, then
-        captures what the batch will shrink to."""
+    def prepare(self, shapes: Iterator[Shape]) -> None:
+        """Captures shapes whose kernels have been loaded (warmup.py), as many as SECONDS are enough for."""
+        ends = time.perf_counter() + SECONDS
+        for shape in shapes:
+            if time.perf_counter() > ends:
+                return
+            self._capture(shape)
+
+    def idle(self, waiting: Callable[[], bool]) -> None:
+        """While the host waits for a decode step: grants one wish, and as long as `waiting`, more of them."""
         granted = False
         while self.wishes and (not granted or waiting()):
             self._capture(self.wishes.popitem()[0])
             granted = True
-        for smaller in self.shapes.smaller(shape):
-            if not waiting():
-                return
-            if smaller not in self.captured and smaller not in self.refused:
-                self._capture(smaller)  # warmup.py has run its kernels
 
     def _capture(self, shape: Shape) -> None:
         if len(self.captured) >= MOST:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 
 import numpy as np
 import torch
@@ -113,7 +112,7 @@ class Session:
                 logits = None
             download = self.staging.download(self.runner.last_ids[:wanted], logits)
             self.drawn = wanted
-        return Ticket(download, partial(self._idle, padded) if padded and is_decode(padded) else None)
+        return Ticket(download, self._idle if padded and is_decode(padded) else None)
 
     def memory(self) -> dict[str, int]:
         """Bytes allocated by owner: weights, kv, scratch."""
@@ -159,10 +158,10 @@ class Session:
         shape = layout.shape_of(batch, self.runner.tile_tokens)
         return self.graphs.shapes.decode(shape.rows) if is_decode(shape) else self.graphs.shapes.mixed(shape)
 
-    def _idle(self, shape: Shape, waiting: Callable[[], bool]) -> None:
+    def _idle(self, waiting: Callable[[], bool]) -> None:
         if self.graphs is not None:
             with self._on_stream():
-                self.graphs.idle(shape, waiting)
+                self.graphs.idle(waiting)
 
     def _launch(self, shape: Shape, batch: Batch) -> torch.Tensor:
         """Every kernel of the step, one launch after the other. -> logits (wanted, vocabulary)."""
@@ -200,16 +199,17 @@ class Session:
         self.sampler.draw(logits, step.inputs, self.runner.last_ids[: shape.wanted], False)
 
     def _warm_up(self) -> None:
-        """Compiles or loads every kernel that a plain step may need, and makes PyTorch's handles, before a request waits."""
+        """Compiles or loads every kernel that a step may need, makes PyTorch's handles, and captures the usual steps, before a
+        request waits."""
         from .warmup import batches
 
+        graphs, self.graphs = self.graphs, None
         for batch in batches(self.plan):
-            graphs, self.graphs = self.graphs, None
-            try:
-                self.submit(batch).result()
-            finally:
-                self.graphs = graphs
-        self.drawn = 0
+            self.submit(batch).result()
+        self.drawn, self.graphs = 0, graphs
+        if graphs is not None:
+            with self._on_stream():
+                graphs.prepare(graphs.shapes.usual(self.runner.tile_tokens))
 
 
 def edits(batch: Batch) -> bool:

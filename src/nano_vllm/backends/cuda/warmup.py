@@ -1,5 +1,5 @@
-"""Steps that touch every kernel once: a graph can only be captured of kernels that are loaded. They write over the cache, which
-holds nothing yet."""
+"""Steps that touch every kernel once: a graph can only be captured of kernels that are loaded, and a first request should find
+what later ones find. They write over the cache, which holds nothing yet."""
 
 from __future__ import annotations
 
@@ -12,23 +12,38 @@ from ...engine.backend import Batch
 from ...memory.plan import Plan
 from ...sampling.params import SamplingParams
 from ...sampling.pipeline import collect
-from .graphs import padded_sizes
+from .graphs import MIXED_ROWS, MIXED_STEP, padded_sizes
+
+PLAIN = SamplingParams()
+EVERY_STAGE = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1)
 
 
 def batches(plan: Plan) -> Iterator[Batch]:
-    """Decode at every padded size, then prompts: within the plan, each over blocks of its own."""
+    """Decode at every padded size, every sampling stage, prompts of the sizes that graphs have, and the largest step: within the
+    plan, each over blocks of its own."""
     for size in padded_sizes(min(plan.max_num_seqs, plan.max_num_batched_tokens, plan.num_blocks)):
         yield batch([1] * size, plan)
+    yield batch([1], plan, EVERY_STAGE)
     rows = min(plan.max_num_batched_tokens, plan.max_model_len, plan.num_blocks * plan.block_size)
-    for length in sorted({min(rows, n) for n in (2, 64, rows)}):
+    for length in sorted({min(rows, n) for n in (2, *range(MIXED_STEP, MIXED_ROWS + 1, MIXED_STEP))}):
         yield batch([length], plan)
+    yield batch(largest(plan), plan)
 
 
-def batch(lengths: list[int], plan: Plan) -> Batch:
-    """One step of sequences that begin in it, drawn with temperature."""
+def largest(plan: Plan) -> list[int]:
+    """Lengths of prompts that together have as many tokens as a step may, or few less."""
+    most = min(plan.max_num_batched_tokens, plan.num_blocks * plan.block_size)
+    count = -(-most // plan.max_model_len)
+    length = most // count
+    length = length // plan.block_size * plan.block_size or length
+    return [length] * min(count, plan.max_num_seqs, plan.num_blocks // -(-length // plan.block_size))
+
+
+def batch(lengths: list[int], plan: Plan, params: SamplingParams = PLAIN) -> Batch:
+    """One step of sequences that begin in it, drawn with `params`."""
     starts = np.cumsum([0, *lengths]).astype(np.int32)
     blocks = -(-max(lengths) // plan.block_size)
-    request = SimpleNamespace(params=SamplingParams(), tokens=[0], prompt_length=1, promised=0, seed=0, index=0, stop_ids=())
+    request = SimpleNamespace(params=params, tokens=[0], prompt_length=1, promised=0, seed=0, index=0, stop_ids=())
     return Batch(
         tokens=np.zeros(starts[-1], np.int32),
         sources=np.full(starts[-1], -1, np.int32),
