@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -52,6 +53,9 @@ class Session:
 
     All work is on one stream, in the order of `submit`: a step may therefore read the ids that the one before it will have drawn,
     and write over buffers that it still uses.
+
+    Attributes:
+        opening: seconds that the parts of opening took: weights, buffers, warm-up, graphs.
     """
 
     stages = STAGES
@@ -67,6 +71,7 @@ class Session:
         check_supported(program)
         self.program, self.plan, self.device = program, plan, device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.opening: dict[str, float] = {}
         try:
             with self._on_stream():
                 self._allocate(weights)
@@ -84,12 +89,14 @@ class Session:
 
     def _allocate(self, weights: Mapping[str, Tensor]) -> None:
         plan, program = self.plan, self.program
-        loaded = DeviceWeights(program, weights, DTYPES[plan.dtype], self.device)
+        with self._timed("weights"):
+            loaded = DeviceWeights(program, weights, DTYPES[plan.dtype], self.device)
         self.weight_bytes = loaded.nbytes
-        self.runner = Runner(program, loaded, plan, self.device)
-        self.sampler = Sampler(program.vocab_size, plan.max_num_seqs, self.device)
-        most, self.max_table = plan.max_num_batched_tokens, plan.max_num_seqs * -(-plan.max_model_len // plan.block_size)
-        self.staging = Staging(layout.capacity(most, plan.max_num_seqs, self.max_table), most, self.device)
+        with self._timed("buffers"):
+            self.runner = Runner(program, loaded, plan, self.device)
+            self.sampler = Sampler(program.vocab_size, plan.max_num_seqs, self.device)
+            most, self.max_table = plan.max_num_batched_tokens, plan.max_num_seqs * -(-plan.max_model_len // plan.block_size)
+            self.staging = Staging(layout.capacity(most, plan.max_num_seqs, self.max_table), most, self.device)
         eager = plan.enforce_eager or self.stream is None
         self.graphs = None if eager else Graphs(Shapes(most, plan.max_num_seqs), self._record)
 
@@ -129,6 +136,14 @@ class Session:
         if self.stream:
             torch._C._cuda_clearCublasWorkspaces()  # else they stay for the stream's next product, which there will not be
             torch.cuda.empty_cache()
+
+    @contextmanager
+    def _timed(self, part: str):
+        begun = time.perf_counter()
+        yield
+        if self.stream:
+            self.stream.synchronize()
+        self.opening[part] = time.perf_counter() - begun
 
     def _on_stream(self):
         return torch.cuda.stream(self.stream) if self.stream else nullcontext()
@@ -204,11 +219,12 @@ class Session:
         from .warmup import batches
 
         graphs, self.graphs = self.graphs, None
-        for batch in batches(self.plan):
-            self.submit(batch).result()
+        with self._timed("warm-up"):
+            for batch in batches(self.plan):
+                self.submit(batch).result()
         self.drawn, self.graphs = 0, graphs
         if graphs is not None:
-            with self._on_stream():
+            with self._timed("graphs"), self._on_stream():
                 graphs.prepare(graphs.shapes.usual(self.runner.tile_tokens))
 
 
