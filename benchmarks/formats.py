@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from cpu.models import KNOWN, prepare
 from fidelity import WINDOW, Engines, losses, windows_of
-from kernel_cases import cache_types
 from licence_text import licence_text
 
 from nano_vllm import perplexity, registry
+from nano_vllm.backends import cpu
 from nano_vllm.errors import NanoVLLMError
 from nano_vllm.options import cache_dir, options
 
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, types = parser.add_argument, cache_types()
+    add, types = parser.add_argument, list(cpu.CACHE_TYPES)
     add("--models", nargs="+", default=list(MODELS), help=f"of {', '.join(KNOWN)}, or GGUF files of one vocabulary")
     add("--cache", nargs="+", default=types, choices=types, help="types of the cache (default all)")
     add("--windows", type=int, default=37, metavar="N", help="how many windows, spread over the text (default all 37)")

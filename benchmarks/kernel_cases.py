@@ -14,11 +14,9 @@ import numpy as np
 from nano_vllm import formats
 from nano_vllm.backends import cpu, reference
 from nano_vllm.engine.backend import Batch
-from nano_vllm.errors import OptionError
 from nano_vllm.memory.plan import Plan
 from nano_vllm.model.program import Attend, Cache, Embed, Gate, Linear, Normalize, Op, Program, Rotate, Select
 from nano_vllm.model.spec import Rope
-from nano_vllm.options import options
 
 BLOCK = 16
 # Of a row's largest number: float32 sums in another order; over whole numbers a unit, where a scale's last bit differs.
@@ -146,15 +144,6 @@ def batch(spans: list[tuple[int, int]], vocabulary: int, rng: np.random.Generato
         sampling=None,  # nothing is drawn
         want_logits=np.ones(rows, bool),
     )
-
-
-def cache_types() -> list[str]:
-    """Those that the option allows, but for `auto`: it tells them when it refuses another."""
-    try:
-        options(kv_cache_dtype="?")
-    except OptionError as error:
-        return [name for name in error.why.removeprefix("it is one of ").split(", ") if name != "auto"]
-    raise AssertionError("a cache type that is none was accepted")
 
 
 def linear(name: str, shape: Shape) -> Case:

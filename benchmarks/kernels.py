@@ -26,7 +26,7 @@ from collections.abc import Callable
 
 import numpy as np
 from cpu.ceilings import read_bandwidth, together
-from kernel_cases import SMALL, Case, Shape, cache_types, cases, check
+from kernel_cases import SMALL, Case, Shape, cases, check
 
 from nano_vllm import _native
 from nano_vllm._native import kernels
@@ -189,7 +189,7 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, types = parser.add_argument, cache_types()
+    add, types = parser.add_argument, list(cpu.CACHE_TYPES)
     names = [*cases(SMALL, types), QUANTIZE]
     add("--isa", nargs="+", default=kernels.isas(), choices=kernels.isas())
     add("--kernel", nargs="+", default=names, choices=names, metavar="NAME", help=", ".join(names))

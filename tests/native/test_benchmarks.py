@@ -12,7 +12,6 @@ import pytest
 from benchmarks import kernel_cases
 from nano_vllm import _native, registry
 from nano_vllm.backends import reference
-from nano_vllm.options import options
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/kernels.py"
 CASES = kernel_cases.cases(kernel_cases.SMALL, ["f16", "f32"])
@@ -37,12 +36,6 @@ def test_a_difference_is_found(name, function, monkeypatch):
 
 def test_every_format_has_a_case():
     assert {format for format, _ in kernel_cases.FORMATS.values()} == set(registry.names("formats"))
-
-
-def test_cache_types_are_the_options():
-    types = kernel_cases.cache_types()
-    assert {"f32", "f16", "bf16"} <= set(types) and "auto" not in types
-    assert all(options(kv_cache_dtype=name).kv_cache_dtype == name for name in types)
 
 
 def test_work_and_positions():
