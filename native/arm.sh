@@ -81,9 +81,10 @@ emulated() {  # processor, arguments of Python
 
 export OPENBLAS_NUM_THREADS=1
 cd "$root"
-# One test starts a Python of its own under a limit that the emulator does not keep.
+# Two tests start a Python of their own, which the emulator cannot, or under a limit that it does not keep.
 emulated max -m pytest -p no:cacheprovider -q -rs --timeout 3600 \
-    --deselect tests/native/test_session.py::test_threads_that_cannot_start_are_told tests/native "$@"
+    --deselect tests/native/test_session.py::test_threads_that_cannot_start_are_told \
+    --deselect tests/native/test_benchmarks.py::test_the_script_checks_by_name tests/native "$@"
 
 # The same hashes here, on the instruction sets of this machine, on a processor with sdot and on one of the first ARMv8.
 model="$("$python" -c 'from nano_vllm.sources.catalog import fetch; print(fetch("smollm2"))')"
