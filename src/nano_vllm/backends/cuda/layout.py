@@ -118,6 +118,7 @@ def fill(out: np.ndarray, shape: Shape, batch: Batch, tile_tokens: int, block_si
     blocks, within = np.divmod(batch.positions, block_size)
     write("slots", table[sequence, blocks] * np.int32(block_size) + within, -1)
     single = np.flatnonzero(np.diff(batch.starts) == 1)
+    single = single[np.argsort(-batch.positions[batch.starts[single]], kind="stable")]  # what ends last begins first
     write("decode_rows", batch.starts[single], -1)
     write("decode_sequences", single)
     if shape.tiles:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import triton
 
-from .sampling import CHUNK, HISTORIES, _ban, _border, _count, _highest, _mass, _penalize, _pick
+from .sampling import CHUNK, HISTORIES, _ban, _border, _count, _mass, _penalize, _pick, _survey
 
 
 class Sampler:
@@ -24,7 +24,7 @@ class Sampler:
         self.chunks = -(-vocab // self.chunk)
         self.tops = torch.empty(rows, self.chunks, dtype=torch.float32, device=device)
         self.arguments = torch.empty(rows, self.chunks, dtype=torch.int32, device=device)
-        self.sums = torch.empty(rows, self.chunks, dtype=torch.float64, device=device)
+        self.sums = torch.empty(rows, self.chunks, dtype=torch.float32, device=device)
         self.borders = torch.empty(rows, dtype=torch.float32, device=device)
         self.border_ids = torch.empty(rows, dtype=torch.int32, device=device)
         self.counts = torch.zeros(HISTORIES, vocab, dtype=torch.int32, device=device)
@@ -32,7 +32,7 @@ class Sampler:
     @staticmethod
     def bytes(vocab: int, rows: int) -> int:
         """That a sampler takes of the device."""
-        return rows * (-(-vocab // CHUNK) * 16 + 8) + HISTORIES * vocab * 4
+        return rows * (-(-vocab // CHUNK) * 12 + 8) + HISTORIES * vocab * 4
 
     def edit(self, logits: torch.Tensor, p: Mapping[str, torch.Tensor]) -> None:
         """The stages ban, repetition, frequency and presence, in place.
@@ -63,9 +63,11 @@ class Sampler:
         """
         rows, most = len(logits), triton.next_power_of_2(self.chunks)
         sizes = (self.vocab, self.chunks, most, self.chunk)
-        _highest[(rows, self.chunks)](logits, self.tops, self.arguments, self.vocab, self.chunks, self.chunk, num_warps=4)
-        limits = self.borders, self.border_ids
         heat, least = p["temperature"], p["min_p"]
+        _survey[(rows, self.chunks)](
+            logits, heat, self.tops, self.arguments, self.sums, self.vocab, self.chunks, self.chunk, num_warps=4
+        )
+        limits = self.borders, self.border_ids
         if borders:
             _border[(rows,)](logits, heat, least, p["top_k"], p["top_p"], self.tops, *limits, *sizes, num_warps=8)
         _mass[(rows, self.chunks)](logits, heat, least, self.tops, *limits, self.sums, *sizes, borders, num_warps=4)

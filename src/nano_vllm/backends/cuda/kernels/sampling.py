@@ -1,7 +1,8 @@
 """From logits to ids on the device: the stages of `sampling/stages`, with nothing read back and no sort of the vocabulary.
 
-The odds are float64, as the stages define them, and the number that a token is drawn with is `sampling/philox.py`'s. Sums run
-over chunks of the vocabulary in ascending order, so an id differs from the definition's only where a float64 rounding decides.
+The odds are float32, where the stages define them in float64: on consumer cards that is slower by a factor of 64. The number
+that a token is drawn with is `sampling/philox.py`'s, and sums run over chunks of the vocabulary in ascending order, so an id
+differs from the definition's only where a float32 rounding decides. Without top_k, top_p and min_p the logits are read once.
 
 A row that must yield no id (NaN or +inf among its logits) keeps such a number through every edit, and its id is -1.
 """
@@ -78,13 +79,19 @@ def _chunk(logits, row, chunk, V: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _highest(logits, tops, arguments, V: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
+def _survey(logits, temperatures, tops, arguments, sums, V: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
+    """Of each chunk, the highest logit, its first id, and the odds' sum, as if the chunk were the whole vocabulary."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     token, x = _chunk(logits, row, chunk, V, CHUNK)
     x = tl.where(x < float("inf"), x, float("inf"))  # NaN counts as +inf
     top = tl.max(x, axis=0)
     tl.store(tops + row * CHUNKS + chunk, top)
     tl.store(arguments + row * CHUNKS + chunk, tl.min(tl.where(x == top, token, BIG), axis=0))
+    temperature = tl.load(temperatures + row)
+    if (temperature > 0) & (top < float("inf")) & (top > float("-inf")):
+        tl.store(sums + row * CHUNKS + chunk, tl.sum(_odds(x, top, temperature), axis=0))
+    else:
+        tl.store(sums + row * CHUNKS + chunk, 0.0)
 
 
 @triton.jit
@@ -94,12 +101,17 @@ def _top(tops, row, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _odds(x, token, temperature, top, least, border, border_id):
-    """float64 odds of the tokens that min_p and the border keep; 0 of others. `top`: the row's largest logit, not scaled."""
+def _odds(x, top, temperature):
+    """Of logits, relative to those of the logit `top`, which is finite. No division per logit."""
+    return tl.exp2((x - top) * (1.4426950408889634 / temperature))
+
+
+@triton.jit
+def _kept(x, token, temperature, top, least, border, border_id):
+    """Which tokens min_p and the border keep. `top`: the row's highest logit."""
     scaled = _scaled(x, temperature)
-    odds = tl.exp((scaled - _scaled(top, temperature)).to(tl.float64))
-    kept = (odds >= least) & ((scaled > border) | ((scaled == border) & (token <= border_id)))
-    return tl.where(kept & (x > float("-inf")), odds, 0.0)
+    likely = tl.exp(scaled - _scaled(top, temperature)) >= least
+    return (x > float("-inf")) & likely & ((scaled > border) | ((scaled == border) & (token <= border_id)))
 
 
 @triton.jit
@@ -107,16 +119,19 @@ def _mass(
     logits, temperatures, min_p, tops, borders, border_ids, sums,
     V: tl.constexpr, CHUNKS: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, BORDERS: tl.constexpr,
 ):  # fmt: skip
+    """The sums of `_survey` over the tokens that are kept, for the rows that do not keep all."""
     row, chunk = tl.program_id(0), tl.program_id(1)
-    temperature = tl.load(temperatures + row)
-    top = _top(tops, row, CHUNKS, PADDED)
-    if (temperature > 0) & (top < float("inf")) & (top > float("-inf")):
-        border, border_id = float("-inf"), BIG
-        if BORDERS:
-            border, border_id = tl.load(borders + row), tl.load(border_ids + row)
-        token, x = _chunk(logits, row, chunk, V, CHUNK)
-        odds = _odds(x, token, temperature, top, tl.load(min_p + row), border, border_id)
-        tl.store(sums + row * CHUNKS + chunk, tl.sum(odds, axis=0))
+    temperature, least = tl.load(temperatures + row), tl.load(min_p + row).to(tl.float32)
+    if (temperature > 0) & (BORDERS | (least > 0)):
+        top = _top(tops, row, CHUNKS, PADDED)
+        here = tl.load(tops + row * CHUNKS + chunk)
+        if (top < float("inf")) & (here > float("-inf")):
+            border, border_id = float("-inf"), BIG
+            if BORDERS:
+                border, border_id = tl.load(borders + row), tl.load(border_ids + row)
+            token, x = _chunk(logits, row, chunk, V, CHUNK)
+            kept = _kept(x, token, temperature, top, least, border, border_id)
+            tl.store(sums + row * CHUNKS + chunk, tl.sum(tl.where(kept, _odds(x, here, temperature), 0.0), axis=0))
 
 
 @triton.jit
@@ -152,13 +167,16 @@ def _pick(
         border, border_id = float("-inf"), BIG
         if BORDERS:
             border, border_id = tl.load(borders + row), tl.load(border_ids + row)
-        until = tl.cumsum(tl.load(sums + row * CHUNKS + c, mask=inside, other=0.0), axis=0)
+        highest = tl.load(tops + row * CHUNKS + c, mask=inside, other=float("-inf"))
+        share = _odds(highest, top, temperature) * tl.load(sums + row * CHUNKS + c, mask=inside, other=0.0)
+        until = tl.cumsum(share.to(tl.float64), axis=0)
         total = tl.max(until, axis=0)
         target = _uniform(seeds + 2 * row, tl.load(indices + row), tl.load(positions + row)) * total
         chunk = tl.minimum(tl.sum((until <= target).to(tl.int32), axis=0), CHUNKS - 1)
         before = tl.max(tl.where(c < chunk, until, 0.0), axis=0)
         token, x = _chunk(logits, row, chunk, V, CHUNK)
-        odds = _odds(x, token, temperature, top, tl.load(min_p + row), border, border_id)
+        kept = _kept(x, token, temperature, top, tl.load(min_p + row).to(tl.float32), border, border_id)
+        odds = tl.where(kept, _odds(x, top, temperature), 0.0).to(tl.float64)
         exceeds = (before + tl.cumsum(odds, axis=0) > target) & (odds > 0)
         first = tl.min(tl.where(exceeds, token, BIG), axis=0)
         last = tl.max(tl.where(odds > 0, token, -1), axis=0)  # where the chunk's own sum was rounded below its part
@@ -178,14 +196,14 @@ def _above(
     logits, row, temperature, top, least, border, border_id, key, V: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr
 ):
     """Number and mass of the kept tokens whose key is at least `key`."""
-    number, mass = tl.zeros((CHUNK,), tl.int32), tl.zeros((CHUNK,), tl.float64)
+    number, mass = tl.zeros((CHUNK,), tl.int32), tl.zeros((CHUNK,), tl.float32)
     for chunk in range(CHUNKS):
         token, x = _chunk(logits, row, chunk, V, CHUNK)
-        odds = _odds(x, token, temperature, top, least, border, border_id)
-        reached = _key(_scaled(x, temperature)).to(tl.int64) >= key
-        number += (reached & (odds > 0)).to(tl.int32)
-        mass += tl.where(reached, odds, 0.0)
-    return tl.sum(number, axis=0).to(tl.float64), tl.sum(mass, axis=0)
+        kept = _kept(x, token, temperature, top, least, border, border_id)
+        reached = kept & (_key(_scaled(x, temperature)).to(tl.int64) >= key)
+        number += reached.to(tl.int32)
+        mass += tl.where(reached, _odds(x, top, temperature), 0.0)
+    return tl.sum(number, axis=0).to(tl.float64), tl.sum(mass.to(tl.float64), axis=0)
 
 
 @triton.jit
@@ -205,14 +223,14 @@ def _narrow(
     number, mass = _above(logits, row, temperature, top, least, border, border_id, low + 1, V, CHUNKS, CHUNK)
     bits = low.to(tl.int32)
     found = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    each = tl.exp((found - _scaled(top, temperature)).to(tl.float64))
+    each = tl.exp(found - _scaled(top, temperature)).to(tl.float64)
     missing = tl.maximum(tl.ceil((needed - mass) / each) if MASS else needed - number, 1.0)
     seen = tl.zeros((), tl.float64)
     last = tl.full((), -1, tl.int32)
     for chunk in range(CHUNKS):
         token, x = _chunk(logits, row, chunk, V, CHUNK)
-        odds = _odds(x, token, temperature, top, least, border, border_id)
-        equal = (_key(_scaled(x, temperature)).to(tl.int64) == low) & (odds > 0)
+        kept = _kept(x, token, temperature, top, least, border, border_id)
+        equal = kept & (_key(_scaled(x, temperature)).to(tl.int64) == low)
         order = seen + tl.cumsum(equal.to(tl.int32), axis=0).to(tl.float64)
         last = tl.maximum(last, tl.max(tl.where(equal & (order <= missing), token, -1), axis=0))
         seen += tl.sum(equal.to(tl.int32), axis=0).to(tl.float64)
@@ -226,7 +244,7 @@ def _border(
 ):  # fmt: skip
     row = tl.program_id(0)
     temperature, k, p = tl.load(temperatures + row), tl.load(top_k + row), tl.load(top_p + row)
-    top, least = _top(tops, row, CHUNKS, PADDED), tl.load(min_p + row)
+    top, least = _top(tops, row, CHUNKS, PADDED), tl.load(min_p + row).to(tl.float32)
     border, border_id = tl.full((), float("-inf"), tl.float32), tl.full((), BIG, tl.int32)
     if (temperature > 0) & (top < float("inf")) & (top > float("-inf")):
         if (k > 0) & (k < V):
