@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_row, packed, rotate, rows, sampling
+from nano_vllm.backends.cuda.kernels import attend_row, attention, decode_int8, linear, one_row, packed, rotate, rows, sampling
 
 TYPES = {
     "*bf16": "table qkv keys values src x weight",
@@ -21,7 +21,7 @@ TYPES = {
     "border_ids last_ids seeds indices skip top_k",
     "*fp16": "scales mins",
     "fp32": "eps scale",
-    "i32": "count first first_row slots_all",
+    "i32": "count first first_row",
 }
 OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
 ATTENTION = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, SCALED=False, GROUP=2, SIZE=128, PADDED=128, WINDOW=0, KIND=tl.bfloat16)
@@ -30,12 +30,13 @@ ATTEND_ROW = ATTENTION | dict(STRIDE=4096, ROWS=16, TILE=64, SPLITS=32, NORM=Tru
 del ATTEND_ROW["QKV"], ATTEND_ROW["SCALED"]
 NORMALIZE = dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1, PDL=True)
 ONE_PACKED = dict(OUTPUTS=4, GROUPS=32, PROGRAMS=512, PDL=True)
-ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8, UNITS=0)
+ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8, UNITS=0, BLOCK=16, PDL=True)
 VOCABULARY = dict(V=151936, CHUNKS=38, PADDED=64, CHUNK=4096)
 MATRIX = dict(N=4096, K=1024, BIASED=False, PARTS=1)
 PACKED = MATRIX | dict(GROUP=32, FOUR=True, MINIMUM=True)
 QUANTS8 = MATRIX | dict(GROUP=32, FOUR=False, MINIMUM=False)
-DECODE, PREFILL = ATTENTION | dict(ROWS=16, TILE=64), ATTENTION | dict(LANES=2, ROWS=128, TILE=128)
+DECODE, PREFILL = ATTENTION | dict(ROWS=16, TILE=64, PDL=True), ATTENTION | dict(LANES=2, ROWS=128, TILE=128)
+DECODE_INT8 = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, GROUP=2, LANES=2, SIZE=128, WORDS=32, TILE=8, WINDOW=0, SPLITS=1, PDL=True)
 BF16 = dict(table="*i32", out="*bf16")
 F32, ROW = dict(out="*fp32"), dict(x="*fp32")
 ONE = dict(NORM=True, BIASED=False, ACTIVATION="", ADD=False, PDL=True)
@@ -56,8 +57,9 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (attention._decode, DECODE | dict(SPLITS=1), BF16, 4, 3),
     (attention._decode, DECODE | dict(SPLITS=8), dict(table="*i32") | F32, 4, 3),
     (attention._decode, DECODE | dict(SCALED=True, SPLITS=1), INT8 | BF16, 4, 3),
+    (decode_int8._decode, DECODE_INT8, dict(keys="*i32", values="*i32") | BF16, 2, 2),
     (attention._decode, DECODE | dict(SCALED=True, SPLITS=1), FP8 | BF16, 4, 3),
-    (attention._merge, dict(OUT=2048, HEADS=16, SIZE=128, PADDED=128, SPLITS=8), dict(out="*bf16"), 2, 2),
+    (attention._merge, dict(OUT=2048, HEADS=16, SIZE=128, PADDED=128, SPLITS=8, PDL=True), dict(out="*bf16"), 2, 2),
     (attend_row._attend, ATTEND_ROW, dict(table="*i32", out="*bf16"), 4, 3),
     (attention._prefill, PREFILL, BF16, 8, 3),
     (attention._prefill, PREFILL | dict(SCALED=True), INT8 | BF16, 8, 3),
@@ -81,9 +83,9 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (sampling._ban, dict(V=151936, TILE=128), {}, 4, 2),
     (sampling._count, dict(V=151936, TILE=128), {}, 4, 2),
     (sampling._penalize, dict(V=151936, TILE=128), {}, 4, 2),
-    (sampling._highest, dict(V=151936, CHUNKS=38, CHUNK=4096), {}, 4, 2),
-    (sampling._mass, VOCABULARY | dict(BORDERS=True), dict(sums="*fp64"), 4, 2),
-    (sampling._pick, VOCABULARY | dict(BORDERS=True), dict(sums="*fp64"), 8, 2),
+    (sampling._survey, dict(V=151936, CHUNKS=38, CHUNK=4096), {}, 4, 2),
+    (sampling._mass, VOCABULARY | dict(BORDERS=True), {}, 4, 2),
+    (sampling._pick, VOCABULARY | dict(BORDERS=True), {}, 8, 2),
     (sampling._border, VOCABULARY, {}, 8, 2),
 ]
 

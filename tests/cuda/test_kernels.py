@@ -137,9 +137,10 @@ def test_rotate(type, cache, heads, kv_heads, size, normed):
     if normed:
         q, k = reference.normalize(q, array(q_norm), 1e-6), reference.normalize(k, array(k_norm), 1e-6)
     q, k = (reference.rotate(x, cosine[positions], sine[positions]) for x in (q, k))
-    kept = KVCache(*random(2, 20, kv_heads, size, type=cache), None, None)
+    kept = KVCache(*random(2, 5, kv_heads, 4, size, type=cache), None, None)
     right_k, right_v = array(kept.keys), array(kept.values)
-    right_k[slots[slots >= 0]], right_v[slots[slots >= 0]] = k[slots >= 0], v[slots >= 0]
+    where = slots[slots >= 0] // 4, slice(None), slots[slots >= 0] % 4
+    right_k[where], right_v[where] = k[slots >= 0], v[slots >= 0]
     turns = tuple(torch.from_numpy(x).to(DEVICE) for x in (cosine, sine))
     norms = (q_norm, k_norm) if normed else None
     rotate.rotate(qkv, ints(slots), ints(positions), turns, norms, 1e-6, kept, heads)
@@ -150,24 +151,30 @@ def test_rotate(type, cache, heads, kv_heads, size, normed):
 
 def plain(kept: KVCache, slots) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values (slots, kv_heads, size) with their scales."""
-    slots = torch.from_numpy(np.asarray(slots)).to(DEVICE)
+    at = places(kept, slots)
     return tuple(
-        array(numbers[slots]) * (1 if scales is None else array(scales.T[slots])[..., None])
+        array(numbers[at]) * (1 if scales is None else array(scales[at])[..., None])
         for numbers, scales in zip(kept.planes, kept.scales)
     )
+
+
+def places(kept: KVCache, slots) -> tuple:
+    """The index of slots in the cache's arrays, for (slots, kv_heads, …)."""
+    blocks, within = np.divmod(np.asarray(slots), kept.keys.shape[2])
+    return torch.from_numpy(blocks).to(DEVICE), slice(None), torch.from_numpy(within).to(DEVICE)
 
 
 def store(kept: KVCache, name: str, slots: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     """What the reference makes of k and v (slots, kv_heads, size), put where the device has it."""
     made, at = cache_of(name, 1, len(k), *k.shape[1:]), np.arange(len(k))
     made.write(0, at, k, v)
-    slots = torch.from_numpy(slots).to(DEVICE)
+    at = places(kept, slots)
     for numbers, scales, plane in zip(kept.planes, kept.scales, (made.keys, made.values)):
         if scales is None:
-            numbers[slots] = torch.from_numpy(made.decode(plane[0])).to(DEVICE, numbers.dtype)
+            numbers[at] = torch.from_numpy(made.decode(plane[0])).to(DEVICE, numbers.dtype)
         else:
-            numbers[slots] = torch.from_numpy(plane[0][0]).to(DEVICE).view(numbers.dtype)
-            scales[:, slots] = torch.from_numpy(plane[1][0].T.copy()).to(DEVICE)
+            numbers[at] = torch.from_numpy(plane[0][0]).to(DEVICE).view(numbers.dtype)
+            scales[at] = torch.from_numpy(plane[1][0].copy()).to(DEVICE)
 
 
 @pytest.mark.parametrize("cache", WITH_SCALES)
@@ -180,10 +187,10 @@ def test_the_cache_rounds_as_the_definition_does(cache):
     ties = torch.arange(size, device=DEVICE) + 0.5  # of int8, and of e4m3 from 16 to 31.5
     lines[0, 1:] = torch.where(ties == size - 0.5, caches.UNITS[caches.TYPES[cache]], ties)
     lines[1], lines[2], lines[3, :, 0] = 0, 2.0**-52 * lines[5] / lines[5].abs().max(), -1e-9
-    kept, none = KVCache.of(count, kv_heads, size, caches.TYPES[cache], DEVICE), torch.zeros(1, size // 2, device=DEVICE)
+    kept, none = KVCache.of(count // 4, 4, kv_heads, size, caches.TYPES[cache], DEVICE), torch.zeros(1, size // 2, device=DEVICE)
     k, v = np.split(array(lines)[:, 1:], 2, axis=1)
     rotate.rotate(qkv, ints(range(count)), ints([0] * count), (none + 1, none), None, 0.0, kept, 1)
-    right = KVCache.of(count, kv_heads, size, caches.TYPES[cache], DEVICE)
+    right = KVCache.of(count // 4, 4, kv_heads, size, caches.TYPES[cache], DEVICE)
     store(right, cache, np.arange(count), k, v)
     for ours, exact in zip((*kept.planes, *kept.scales), (*right.planes, *right.scales)):
         np.testing.assert_array_equal(array(ours), array(exact))
@@ -202,7 +209,7 @@ def test_rotate_scales(cache):
     cosine, sine = reference.turns(np.arange(64), rope)
     _, k, v = np.split(array(qkv).reshape(5, -1, size), [heads, heads + kv_heads], axis=1)
     k = reference.rotate(reference.normalize(k, array(weight), 1e-6), cosine[positions], sine[positions])
-    kept = KVCache.of(20, kv_heads, size, caches.TYPES[cache], DEVICE)
+    kept = KVCache.of(5, 4, kv_heads, size, caches.TYPES[cache], DEVICE)
     turns = tuple(torch.from_numpy(x).to(DEVICE) for x in (cosine, sine))
     rotate.rotate(qkv, ints(slots), ints(positions), turns, (weight, weight), 1e-6, kept, heads)
     for ours, exact in zip(plain(kept, slots[slots >= 0]), (k, v)):
@@ -210,7 +217,7 @@ def test_rotate_scales(cache):
         step = {"int8": 1 / 127, "fp8": 1 / 14}[cache]  # between neighbours, of the vector's largest number at most
         assert (np.abs(ours - exact) <= (0.5 * step + 1e-5) * np.abs(exact).max(axis=-1, keepdims=True)).all()
     for scales in kept.scales:
-        assert (np.flatnonzero(array(scales).all(axis=0)) == np.unique(slots[slots >= 0])).all()
+        assert (np.flatnonzero(array(scales).all(axis=1)) == np.unique(slots[slots >= 0])).all()
 
 
 class Paged:
@@ -220,7 +227,7 @@ class Paged:
         self.block, blocks = block, [-(-n // block) for n in lengths]
         order = np.random.default_rng(3).permutation(sum(blocks))
         self.table = np.full((len(lengths), max(blocks)), -1, np.int32)
-        self.cache = KVCache.of((sum(blocks) + 1) * block, kv_heads, size, caches.TYPES[cache], DEVICE)
+        self.cache = KVCache.of(sum(blocks) + 1, block, kv_heads, size, caches.TYPES[cache], DEVICE)
         for numbers in self.cache.planes if cache in CACHE_TYPES else self.cache.scales:
             numbers.fill_(float("nan"))
         self.rows, first = [], 0
@@ -254,7 +261,7 @@ def test_decode(type, cache, window, heads, kv_heads, size):
     space = torch.empty(attention.scratch(8, heads, kv_heads, size), device=DEVICE)
     attention.decode(
         q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints([*at, -1]), ints([0, 1, 2, 3, 0]),
-        ints(positions), space, scale, window, heads, 16,
+        ints(positions), space, scale, window, heads,
     )  # fmt: skip
     assert torch.isnan(out[3]).all()
     right = [paged.attend(array(q)[r, :-3].reshape(heads, size), s, lengths[s] - 1, scale, window) for s, r in enumerate(at)]
@@ -285,7 +292,8 @@ def test_attend_row(monkeypatch, type, cache, window, heads, kv_heads, size, nor
     q, k = (reference.rotate(x, cosine[positions], sine[positions]) for x in (q, k))
     for s, r in enumerate(at):  # the paged keys are NaN where the new ones will be
         paged.rows[s][0][:, -1], paged.rows[s][1][:, -1] = k[r], v[r]
-        paged.cache.keys[slots[r]] = paged.cache.values[slots[r]] = float("nan")
+        for kept in paged.cache.planes:
+            kept[slots[r] // 16, :, slots[r] % 16] = float("nan")
     right = [paged.attend(q[r], s, lengths[s] - 1, scale, window) for s, r in enumerate(at)]
     arrived = torch.zeros(attend_row.MAX_ROWS * kv_heads, dtype=torch.int32, device=DEVICE)
     space = torch.full((attention.scratch(8, heads, kv_heads, size),), float("nan"), device=DEVICE)
@@ -293,14 +301,14 @@ def test_attend_row(monkeypatch, type, cache, window, heads, kv_heads, size, nor
     for _ in range(2):  # the second time finds what the first has left
         out = poisoned(5, heads * size, type=type)
         attend_row.attend(
-            qkv, ints(slots), ints(positions), turns, (q_norm, k_norm) if normed else None, 1e-6, *paged.cache.planes, out,
+            qkv, ints(slots), ints(positions), turns, (q_norm, k_norm) if normed else None, 1e-6, paged.cache, out,
             ints(paged.table), ints([paged.table.shape[1]]), ints([*at, -1]), ints([0, 1, 2, 3, 0]), space, arrived, scale,
-            window, heads, 16,
+            window, heads,
         )  # fmt: skip
         close(out[at], np.stack(right).reshape(4, -1), "bf16" if type == "bf16" else "f16" if type == "f16" else "f32")
         assert torch.isnan(out[3]).all() and not arrived.any() and torch.equal(qkv, before)
         for kept, new in zip(paged.cache.planes, (k, v)):
-            close(kept[torch.from_numpy(slots[at]).to(DEVICE)], new[at], cache if cache != "f32" else type)
+            close(kept[places(paged.cache, slots[at])], new[at], cache if cache != "f32" else type)
 
 
 def test_decode_without_splits(monkeypatch):
@@ -326,7 +334,7 @@ def test_prefill(type, cache, window, heads, kv_heads, size):
         row += n
     attention.prefill(
         q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints([*starts, 0]), ints([*counts, 0]),
-        ints([*sequences, 0]), ints(positions), scale, window, heads, 16,
+        ints([*sequences, 0]), ints(positions), scale, window, heads,
     )  # fmt: skip
     of = np.repeat([s for s, *_ in parts], [n for *_, n in parts])
     right = [paged.attend(array(q)[r, :-3].reshape(heads, size), of[r], p, scale, window) for r, p in enumerate(positions)]

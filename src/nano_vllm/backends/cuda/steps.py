@@ -98,8 +98,8 @@ class Runner:
         self.segments = segments(program, lambda op: not isinstance(weights.matrices[op.weights], Packed))
         largest = max((m.shape[0] * m.shape[1] for m in weights.matrices.values() if isinstance(m, Packed)), default=0)
         self.buffers["unpacked"] = torch.empty(min(UNPACKED, largest), dtype=dtype, device=device)
-        slots = plan.num_blocks * plan.block_size
-        self.caches = [cache.KVCache.of(slots, c.kv_heads, c.head_size, cache_type, device) for c in program.caches]
+        blocks = plan.num_blocks, plan.block_size
+        self.caches = [cache.KVCache.of(*blocks, c.kv_heads, c.head_size, cache_type, device) for c in program.caches]
         self.turns = [tuple(torch.from_numpy(x).to(device) for x in turns(r, plan.max_model_len)) for r in program.ropes]
         self.last_ids = torch.zeros(plan.max_num_batched_tokens, dtype=torch.int32, device=device)
         exact = attention.exact(dtype, cache_type)
@@ -231,10 +231,10 @@ class Runner:
         qkv = self._view(attend.src, self.rows, (attend.heads + 2 * attend.kv_heads) * attend.head_size)
         norms = (vectors[rotate.q_norm], vectors[rotate.k_norm]) if rotate.q_norm else None
         attend_row.attend(
-            qkv, inputs["slots"], inputs["positions"], self.turns[rotate.rope], norms, rotate.eps, *kept.planes,
+            qkv, inputs["slots"], inputs["positions"], self.turns[rotate.rope], norms, rotate.eps, kept,
             self._view(attend.dst, self.rows, attend.heads * attend.head_size), step.table, inputs["stride"],
             inputs["decode_rows"], inputs["decode_sequences"], self.buffers["attention"], self.buffers["arrived"], attend.scale,
-            attend.window, attend.heads, self.plan.block_size,
+            attend.window, attend.heads,
         )  # fmt: skip
 
     def _attend(self, op: Attend, step: Step) -> None:
@@ -242,7 +242,7 @@ class Runner:
         out = self._view(op.dst, self.rows, op.heads * op.head_size)
         inputs = step.inputs
         paged = (qkv, self.caches[op.cache], out, step.table, inputs["stride"])
-        how = (op.scale, op.window, op.heads, self.plan.block_size)
+        how = (op.scale, op.window, op.heads)
         if len(inputs["decode_rows"]):
             space = self.buffers["attention"]
             attention.decode(*paged, inputs["decode_rows"], inputs["decode_sequences"], inputs["positions"], space, *how)

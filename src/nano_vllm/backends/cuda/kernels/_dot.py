@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)  # its instructions can be named
 
 
 @triton.jit

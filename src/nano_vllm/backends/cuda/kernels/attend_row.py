@@ -14,7 +14,9 @@ import triton.language as tl
 
 from . import pdl
 from ._dot import dot
-from .attention import LOG2E, LOWEST, _kind, _slots, splits
+from .attention import LOG2E, LOWEST, _kind, _lines, splits
+from .cache import KVCache
+from .cache import line as cache_line
 
 MAX_ROWS = 16
 
@@ -25,7 +27,7 @@ def _load(keys, values, table, start, end, kv, BLOCK: tl.constexpr, KV: tl.const
     """Keys and values (TILE, PADDED) from position `start`; zeros from `end` on."""
     position, d = start + tl.arange(0, TILE), tl.arange(0, PADDED)
     seen = position < end
-    at = (_slots(table, position, seen, BLOCK) * KV + kv)[:, None] * SIZE + d[None, :]
+    at = _lines(table, position, seen, kv, KV, BLOCK)[:, None] * SIZE + d[None, :]
     mask = seen[:, None] & (d < SIZE)[None, :]
     return tl.load(keys + at, mask=mask, other=0.0), tl.load(values + at, mask=mask, other=0.0)
 
@@ -93,7 +95,7 @@ def _attend(
         new_k = new.to(keys.dtype.element_ty)
         new_v = tl.load(line + (KV * (GROUP + 1) + kv) * SIZE + d[None, :], mask=wide, other=0.0).to(values.dtype.element_ty)
         slot = tl.load(slots + row).to(tl.int64)
-        at = (slot * KV + kv) * SIZE + d[None, :]
+        at = cache_line(slot // BLOCK, slot % BLOCK, kv, KV, BLOCK) * SIZE + d[None, :]
         tl.store(keys + at, new_k, mask=wide & (slot >= 0))
         tl.store(values + at, new_v, mask=wide & (slot >= 0))
         m = tl.sum(q.to(tl.float32) * new_k.to(KIND).to(tl.float32), axis=1) * scale
@@ -136,9 +138,9 @@ def _merged(parts, sums, head, used, SIZE: tl.constexpr, PADDED: tl.constexpr, S
 
 def attend(
     qkv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor],
-    norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, cache: KVCache, out: torch.Tensor,
     table: torch.Tensor, stride: torch.Tensor, rows: torch.Tensor, sequences: torch.Tensor, space: torch.Tensor,
-    arrived: torch.Tensor, scale: float, window: int | None, heads: int, block_size: int,
+    arrived: torch.Tensor, scale: float, window: int | None, heads: int,
 ) -> None:  # fmt: skip
     """As `rotate.rotate`, then `attention.decode`, whose arguments these are, of at most MAX_ROWS rows of different sequences. Of
     qkv nothing is changed; rows that are not named are not stored in the cache, whose type is one without scales.
@@ -146,13 +148,13 @@ def attend(
     Args:
         arrived: int32, at least MAX_ROWS · kv_heads zeros; zeros again when the kernel has ended.
     """
-    kv_heads, size = keys.shape[-2:]
+    _, kv_heads, block_size, size = cache.keys.shape
     items, group, padded = len(rows), heads // kv_heads, max(16, triton.next_power_of_2(size))
-    count, kind = splits(items, kv_heads), _kind(qkv.dtype, keys.dtype)
+    count, kind = splits(items, kv_heads), _kind(qkv.dtype, cache.keys.dtype)
     q_norm, k_norm = norms or (turns[0], turns[0])
     tile = 32 if kind == tl.float32 or padded > 128 else 64
     _attend[(items, kv_heads, count)](
-        qkv, slots, positions, *turns, q_norm, k_norm, keys, values, out, space, space[items * heads * count * size :], arrived,
+        qkv, slots, positions, *turns, q_norm, k_norm, *cache.planes, out, space, space[items * heads * count * size :], arrived,
         table, stride, rows, sequences, eps, scale * LOG2E, qkv.stride(0), out.stride(0), block_size, kv_heads, group,
         max(16, triton.next_power_of_2(group)), size, padded, tile, window or 0, count, norms is not None, kind, num_warps=4,
         **pdl.options(qkv.device),

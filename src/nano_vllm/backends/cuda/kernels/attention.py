@@ -15,8 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from . import decode_int8, pdl
 from ._dot import INTERPRETED, dot, to
-from .cache import UNITS, KVCache
+from .cache import UNITS, KVCache, line
 
 LOWEST = tl.constexpr(-1.0e30)
 LOG2E = 1.4426950408889634
@@ -27,9 +28,9 @@ LARGE = 227 * 1024  # bytes of shared memory: three tiles of 128 keys and values
 
 
 @triton.jit
-def _slots(table, position, seen, BLOCK: tl.constexpr):
-    """Slots of positions, through the sequence's row of the block table."""
-    return tl.load(table + position // BLOCK, mask=seen, other=0).to(tl.int64) * BLOCK + position % BLOCK
+def _lines(table, position, seen, kv, KV: tl.constexpr, BLOCK: tl.constexpr):
+    """Lines of positions in the cache, through the sequence's row of the block table."""
+    return line(tl.load(table + position // BLOCK, mask=seen, other=0), position % BLOCK, kv, KV, BLOCK)
 
 
 @triton.jit
@@ -45,13 +46,13 @@ def _tile(
     seen = (position < end) & (position >= low)
     if WHOLE:
         seen = tl.full((TILE,), True, tl.int1)
-    slot = _slots(table, position, seen, BLOCK)
-    at = (slot * KV + kv)[:, None] * SIZE + d[None, :]
+    at_scale = _lines(table, position, seen, kv, KV, BLOCK)
+    at = at_scale[:, None] * SIZE + d[None, :]
     mask = seen[:, None] & (d < SIZE)[None, :]
     k = to(tl.load(keys + at, mask=mask, other=0.0), q.dtype)
     scores = dot(q, tl.trans(k))
     if SCALED:
-        scores = scores * tl.load(key_scales + slot, mask=seen, other=0.0)[None, :]
+        scores = scores * tl.load(key_scales + at_scale, mask=seen, other=0.0)[None, :]
     if not WHOLE:
         visible = seen[None, :]
         if CAUSAL:
@@ -67,7 +68,7 @@ def _tile(
     mass = mass * share + tl.sum(p, axis=1)
     v = to(tl.load(values + at, mask=mask, other=0.0), q.dtype)
     if SCALED:
-        v_scale = tl.load(value_scales + slot, mask=seen, other=0.0)
+        v_scale = tl.load(value_scales + at_scale, mask=seen, other=0.0)
         if q.dtype == tl.float16:  # which small weights would leave
             v = (v * v_scale[:, None]).to(q.dtype)
         else:
@@ -76,20 +77,20 @@ def _tile(
     return highest, mass, acc
 
 
-@triton.jit(do_not_specialize=["slots_all"])
+@triton.jit
 def _decode(
-    qkv, keys, values, key_scales, value_scales, out, sums, table, stride, rows, sequences, positions, slots_all, scale,
+    qkv, keys, values, key_scales, value_scales, out, sums, table, stride, rows, sequences, positions, scale,
     QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
-    KIND: tl.constexpr,
+    KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    item, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    pdl.release(PDL)
+    kv, item, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(rows + item).to(tl.int64)
     if row < 0:
+        pdl.wait(PDL)
         return
     table += tl.load(sequences + item).to(tl.int64) * tl.load(stride)
-    key_scales += kv * slots_all.to(tl.int64)
-    value_scales += kv * slots_all.to(tl.int64)
     length = tl.load(positions + row) + 1
     low = 0
     if WINDOW:
@@ -100,6 +101,7 @@ def _decode(
     g, d = tl.arange(0, ROWS), tl.arange(0, PADDED)
     inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
     head = kv * GROUP + g
+    pdl.wait(PDL)
     q = tl.load(qkv + row * QKV + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0).to(KIND)
     m = tl.full((ROWS,), LOWEST, tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
@@ -122,10 +124,12 @@ def _decode(
 @triton.jit
 def _merge(
     parts, sums, out, rows, OUT: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl.release(PDL)
     item, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + item).to(tl.int64)
+    pdl.wait(PDL)
     if row < 0:
         return
     s, d = tl.arange(0, SPLITS), tl.arange(0, PADDED)
@@ -137,14 +141,15 @@ def _merge(
     tl.store(out + row * OUT + head * SIZE + d, merged.to(out.dtype.element_ty), mask=d < SIZE)
 
 
-def splits(items: int, kv_heads: int) -> int:
+def splits(items: int, kv_heads: int, programs: int = PROGRAMS) -> int:
     """Into how many ranges of keys each of `items` sequences is split, so that the programs fill a card."""
-    return min(MAX_SPLITS, triton.next_power_of_2(max(1, -(-PROGRAMS // max(1, items * kv_heads)))))
+    return min(MAX_SPLITS, triton.next_power_of_2(max(1, -(-programs // max(1, items * kv_heads)))))
 
 
 def scratch(max_items: int, heads: int, kv_heads: int, size: int) -> int:
     """float32 numbers that `decode` needs beside its output, for up to `max_items` sequences."""
-    return max(n * heads * splits(n, kv_heads) * (size + 2) for n in range(1, max_items + 1))
+    most = max(PROGRAMS, decode_int8.PROGRAMS)
+    return max(n * heads * splits(n, kv_heads, most) * (size + 2) for n in range(1, max_items + 1))
 
 
 def exact(q: torch.dtype, cache: torch.dtype) -> bool:
@@ -159,7 +164,7 @@ def _kind(q: torch.dtype, cache: torch.dtype):
 def decode(
     qkv: torch.Tensor, cache: KVCache, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
     rows: torch.Tensor, sequences: torch.Tensor, positions: torch.Tensor, space: torch.Tensor,
-    scale: float, window: int | None, heads: int, block_size: int,
+    scale: float, window: int | None, heads: int,
 ) -> None:  # fmt: skip
     """Attention of sequences with one row each.
 
@@ -171,26 +176,35 @@ def decode(
         positions: (all rows,) int32.
         space: float32, at least `scratch` numbers.
     """
-    slots_all, kv_heads, size = cache.keys.shape
+    _, kv_heads, block_size, size = cache.keys.shape
     scales = cache.scales if cache.units else cache.planes  # something to point at
     items, group, padded = len(rows), heads // kv_heads, max(16, triton.next_power_of_2(size))
-    count, kind = splits(items, kv_heads), _kind(qkv.dtype, cache.keys.dtype)
-    parts, sums = out, space
+    whole, early = decode_int8.takes(qkv.dtype, cache, group), pdl.options(qkv.device)
+    count = splits(items, kv_heads, decode_int8.PROGRAMS if whole else PROGRAMS)
+    parts, sums = (space, space[items * heads * count * size :]) if count > 1 else (out, space)
+    paged = parts, sums, table, stride, rows, sequences, positions, scale * LOG2E
+    sizes = qkv.stride(0), out.stride(0), block_size, kv_heads
+    if whole:
+        lanes, words = triton.next_power_of_2(group), triton.next_power_of_2(size // 4)
+        tile, warps = decode_int8.tile(words, block_size)
+        decode_int8._decode[(kv_heads, items, count)](
+            qkv, *(plane.view(torch.int32) for plane in cache.planes), *scales, *paged, *sizes, group, lanes, size, words, tile,
+            window or 0, count, num_warps=warps, **early,
+        )  # fmt: skip
+    else:
+        kind, lanes = _kind(qkv.dtype, cache.keys.dtype), max(16, triton.next_power_of_2(group))
+        tile, warps = (16, 2) if kind == tl.float32 or padded > 128 else (64, 4)
+        _decode[(kv_heads, items, count)](
+            qkv, *cache.planes, *scales, *paged, *sizes, cache.units > 0, group, lanes, size, padded, tile, window or 0, count,
+            kind, num_warps=warps, num_stages=3, **early,
+        )  # fmt: skip
     if count > 1:
-        parts, sums = space, space[items * heads * count * size :]
-    tile, warps = (16, 2) if kind == tl.float32 or padded > 128 else (64, 4)
-    _decode[(items, kv_heads, count)](
-        qkv, *cache.planes, *scales, parts, sums, table, stride, rows, sequences, positions, slots_all, scale * LOG2E,
-        qkv.stride(0), out.stride(0), block_size, kv_heads, cache.units > 0, group, max(16, triton.next_power_of_2(group)), size,
-        padded, tile, window or 0, count, kind, num_warps=warps, num_stages=3,
-    )  # fmt: skip
-    if count > 1:
-        _merge[(items, heads)](parts, sums, out, rows, out.stride(0), heads, size, padded, count, num_warps=2)
+        _merge[(items, heads)](parts, sums, out, rows, out.stride(0), heads, size, padded, count, num_warps=2, **early)
 
 
-@triton.jit(do_not_specialize=["slots_all"])
+@triton.jit
 def _prefill(
-    qkv, keys, values, key_scales, value_scales, out, table, stride, rows, counts, sequences, positions, slots_all, scale,
+    qkv, keys, values, key_scales, value_scales, out, table, stride, rows, counts, sequences, positions, scale,
     QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
     KIND: tl.constexpr,
@@ -201,8 +215,6 @@ def _prefill(
         return
     first = tl.load(rows + item).to(tl.int64)
     table += tl.load(sequences + item).to(tl.int64) * tl.load(stride)
-    key_scales += kv * slots_all.to(tl.int64)
-    value_scales += kv * slots_all.to(tl.int64)
     position = tl.load(positions + first)
     i, d = tl.arange(0, ROWS), tl.arange(0, PADDED)
     token, lane = i // LANES, i % LANES  # a lane is a head of the group
@@ -252,14 +264,14 @@ def tile_rows(size: int, group: int, float32: bool) -> tuple[int, int]:
 def prefill(
     qkv: torch.Tensor, cache: KVCache, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
     rows: torch.Tensor, counts: torch.Tensor, sequences: torch.Tensor, positions: torch.Tensor,
-    scale: float, window: int | None, heads: int, block_size: int,
+    scale: float, window: int | None, heads: int,
 ) -> None:  # fmt: skip
     """Attention of tiles of consecutive rows of a sequence, at most `tile_rows` tokens each.
 
     Args as of `decode`, but
         rows, counts, sequences: (items,) int32, a tile's first row, its number of rows (0: nothing), its sequence.
     """
-    slots_all, kv_heads, size = cache.keys.shape
+    _, kv_heads, block_size, size = cache.keys.shape
     scales = cache.scales if cache.units else cache.planes  # something to point at
     group, padded, kind = heads // kv_heads, max(16, triton.next_power_of_2(size)), _kind(qkv.dtype, cache.keys.dtype)
     m, _ = tile_rows(size, group, kind == tl.float32)
@@ -268,7 +280,7 @@ def prefill(
     if m == 128 and shared_memory(qkv.device) >= LARGE:
         tile, stages = 128, 3
     _prefill[(len(rows), kv_heads)](
-        qkv, *cache.planes, *scales, out, table, stride, rows, counts, sequences, positions, slots_all, scale * LOG2E,
+        qkv, *cache.planes, *scales, out, table, stride, rows, counts, sequences, positions, scale * LOG2E,
         qkv.stride(0), out.stride(0), block_size, kv_heads, cache.units > 0, group, triton.next_power_of_2(group), m, size,
         padded, tile, window or 0, kind, num_warps=warps, num_stages=stages,
     )  # fmt: skip

@@ -30,10 +30,11 @@ def has_fp8(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class KVCache:
-    """Attributes:
-    keys, values: (slots, kv_heads, size).
-    key_scales, value_scales: (kv_heads, slots) float32, so that a head's loads are of consecutive numbers; None where the type
-        has none.
+    """A head's keys of a block lie side by side, as do their scales, so that one program's loads are of consecutive numbers.
+
+    Attributes:
+        keys, values: (blocks, kv_heads, block_size, size).
+        key_scales, value_scales: (blocks, kv_heads, block_size) float32; None where the type has none.
     """
 
     keys: torch.Tensor
@@ -42,10 +43,10 @@ class KVCache:
     value_scales: torch.Tensor | None
 
     @classmethod
-    def of(cls, slots: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-        numbers = torch.zeros(2, slots, kv_heads, size, dtype=dtype, device=device)
-        scales = torch.zeros(2, kv_heads, slots, device=device) if dtype in UNITS else (None, None)
-        return cls(*numbers, *scales)
+    def of(cls, blocks: int, block_size: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+        lines = (2, blocks, kv_heads, block_size)
+        scales = torch.zeros(lines, device=device) if dtype in UNITS else (None, None)
+        return cls(*torch.zeros(*lines, size, dtype=dtype, device=device), *scales)
 
     @property
     def units(self) -> int:
@@ -63,6 +64,12 @@ class KVCache:
     @property
     def scales(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         return self.key_scales, self.value_scales
+
+
+@triton.jit
+def line(block, within, kv, KV: tl.constexpr, BLOCK: tl.constexpr):
+    """Where of all lines, of `size` numbers and one scale, is that of a head at a place within a block."""
+    return (block.to(tl.int64) * KV + kv) * BLOCK + within
 
 
 @triton.jit

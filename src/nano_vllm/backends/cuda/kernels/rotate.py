@@ -6,18 +6,21 @@ import torch
 import triton
 import triton.language as tl
 
+from . import pdl
 from ._dot import INTERPRETED
 from .cache import KVCache, rounded
+from .cache import line as cache_line
 
 LINES = 256 if INTERPRETED else 8  # heads of a program; interpreted, programs run one after the other
 
 
-@triton.jit(do_not_specialize=["count", "slots_all"])
+@triton.jit(do_not_specialize=["count"])
 def _rotate(
-    qkv, slots, positions, cosines, sines, q_norm, k_norm, keys, values, key_scales, value_scales, eps, count, slots_all,
-    STRIDE: tl.constexpr, Q: tl.constexpr, KV: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr,
-    NORM: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr,
+    qkv, slots, positions, cosines, sines, q_norm, k_norm, keys, values, key_scales, value_scales, eps, count,
+    STRIDE: tl.constexpr, Q: tl.constexpr, KV: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr,
+    PADDED: tl.constexpr, NORM: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl.release(PDL)
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     row, head = (line // (Q + 2 * KV)).to(tl.int64), line % (Q + 2 * KV)
     slot = tl.load(slots + row, mask=row < count, other=-1).to(tl.int64)  # -1 in rows that pad a graph
@@ -25,6 +28,7 @@ def _rotate(
     d = tl.arange(0, PADDED)
     seen = (row < count)[:, None] & (d < HALF)[None, :]
     at = (row * STRIDE + head * SIZE)[:, None] + d[None, :]
+    pdl.wait(PDL)
     a = tl.load(qkv + at, mask=seen, other=0.0).to(tl.float32)
     b = tl.load(qkv + at + HALF, mask=seen, other=0.0).to(tl.float32)
     is_q, is_v = (head < Q)[:, None], (head >= Q + KV)[:, None]
@@ -48,19 +52,18 @@ def _rotate(
     tl.store(qkv + at + HALF, second.to(qkv.dtype.element_ty), mask=of_q)
     kind = keys.dtype.element_ty
     kept = (slot >= 0) & (row < count)
+    at = cache_line(slot // BLOCK, slot % BLOCK, tl.maximum(head - Q, 0) % KV, KV, BLOCK)
     if UNITS:
         first, second, scale = rounded(first, second, UNITS, kind == tl.int8)
-        at_scale = (head - Q) % KV * slots_all.to(tl.int64) + slot
-        tl.store(key_scales + at_scale, scale, mask=kept & (head >= Q) & (head < Q + KV))
-        tl.store(value_scales + at_scale, scale, mask=kept & (head >= Q + KV))
-    of_k = seen & ((slot >= 0) & (head >= Q) & (head < Q + KV))[:, None]
-    at_k = (slot * KV + head - Q)[:, None] * SIZE + d[None, :]
-    tl.store(keys + at_k, first.to(kind), mask=of_k)
-    tl.store(keys + at_k + HALF, second.to(kind), mask=of_k)
-    of_v = seen & (slot >= 0)[:, None] & is_v
-    at_v = (slot * KV + head - Q - KV)[:, None] * SIZE + d[None, :]
-    tl.store(values + at_v, first.to(kind), mask=of_v)
-    tl.store(values + at_v + HALF, second.to(kind), mask=of_v)
+        tl.store(key_scales + at, scale, mask=kept & (head >= Q) & (head < Q + KV))
+        tl.store(value_scales + at, scale, mask=kept & (head >= Q + KV))
+    of_k = seen & (kept & (head >= Q) & (head < Q + KV))[:, None]
+    to = at[:, None] * SIZE + d[None, :]
+    tl.store(keys + to, first.to(kind), mask=of_k)
+    tl.store(keys + to + HALF, second.to(kind), mask=of_k)
+    of_v = seen & kept[:, None] & is_v
+    tl.store(values + to, first.to(kind), mask=of_v)
+    tl.store(values + to + HALF, second.to(kind), mask=of_v)
 
 
 def rotate(
@@ -74,13 +77,12 @@ def rotate(
         turns: cosine and sine (positions, size / 2) float32.
         norms: weights of q and k, (size,) float32.
     """
-    slots_all, kv_heads, size = cache.keys.shape
+    _, kv_heads, block_size, size = cache.keys.shape
     scales = cache.scales if cache.units else cache.planes  # something to point at
     q_norm, k_norm = norms or (turns[0], turns[0])
     grid = (triton.cdiv(len(qkv) * (heads + 2 * kv_heads), LINES),)
     _rotate[grid](
-        qkv, slots, positions, *turns, q_norm, k_norm, *cache.planes, *scales, eps, len(qkv), slots_all,
-        qkv.stride(0), heads, kv_heads, size, size // 2, triton.next_power_of_2(size // 2), norms is not None, LINES,
-        cache.units,
-        num_warps=4,
+        qkv, slots, positions, *turns, q_norm, k_norm, *cache.planes, *scales, eps, len(qkv),
+        qkv.stride(0), heads, kv_heads, block_size, size, size // 2, triton.next_power_of_2(size // 2), norms is not None, LINES,
+        cache.units, num_warps=4, **pdl.options(qkv.device),
     )  # fmt: skip
