@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_vllm.engine.blocks import BlockPool
+from nano_vllm.engine import blocks
 from nano_vllm.errors import BackendUnavailable, ParameterError, PromptError, PromptTooLong
 from nano_vllm.sampling.params import SamplingParams
 
@@ -92,12 +92,17 @@ def test_blocks_behind_an_evicted_one_are_replaced():
 
 
 def test_constant_hash_gives_no_false_hit(monkeypatch):
-    def constant(self, request, i):
-        while len(request.digests) <= i:
-            request.digests.append(b"same")
-        return request.digests[i]
+    class Constant:
+        def copy(self):
+            return self
 
-    monkeypatch.setattr(BlockPool, "_digest", constant)
+        def update(self, data):
+            pass
+
+        def digest(self):
+            return b"same"
+
+    monkeypatch.setattr(blocks.hashlib, "blake2b", lambda **_: Constant())
     client = Client()
     for start in range(4):
         key = client.submit(prompt(50, start), 20)

