@@ -10,14 +10,25 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nano_vllm.backends.cuda.kernels import attend_row, attention, decode_int8, linear, one_row, packed, rotate, rows, sampling
+from nano_vllm.backends.cuda.kernels import (
+    attend_row,
+    attention,
+    decode_int8,
+    linear,
+    one_row,
+    packed,
+    prefill,
+    rotate,
+    rows,
+    sampling,
+)
 
 TYPES = {
     "*bf16": "table qkv keys values src x weight",
     "*fp32": "cosines sines q_norm k_norm norm key_scales value_scales sums parts logits "
     "temperatures tops borders repetition frequency presence bias",
     "*fp64": "min_p top_p",
-    "*i32": "tokens sources slots positions arrived stride rows sequences counts ids starts history prompts arguments "
+    "*i32": "tokens sources slots positions arrived stride rows sequences counts begins ids starts history prompts arguments "
     "border_ids last_ids seeds indices skip top_k",
     "*fp16": "scales mins",
     "fp32": "eps scale",
@@ -30,12 +41,14 @@ ATTEND_ROW = ATTENTION | dict(STRIDE=4096, ROWS=16, TILE=64, SPLITS=32, NORM=Tru
 del ATTEND_ROW["QKV"], ATTEND_ROW["SCALED"]
 NORMALIZE = dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1, PDL=True)
 ONE_PACKED = dict(OUTPUTS=4, GROUPS=32, PROGRAMS=512, PDL=True)
-ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8, UNITS=0, BLOCK=16, PDL=True)
+ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8, UNITS=0, BLOCK=16, KEEP=False, PDL=True)
 VOCABULARY = dict(V=151936, CHUNKS=38, PADDED=64, CHUNK=4096)
 MATRIX = dict(N=4096, K=1024, BIASED=False, PARTS=1)
 PACKED = MATRIX | dict(GROUP=32, FOUR=True, MINIMUM=True)
 QUANTS8 = MATRIX | dict(GROUP=32, FOUR=False, MINIMUM=False)
-DECODE, PREFILL = ATTENTION | dict(ROWS=16, TILE=64, PDL=True), ATTENTION | dict(LANES=2, ROWS=128, TILE=128)
+DECODE = ATTENTION | dict(ROWS=16, TILE=64, PDL=True)
+PREFILL = ATTENTION | dict(LANES=2, ROWS=64, TILE=64, OWN=True, TMA=False)
+PAGED = PREFILL | dict(SCALED=True, OWN=False)
 DECODE_INT8 = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, GROUP=2, LANES=2, SIZE=128, WORDS=32, TILE=8, WINDOW=0, SPLITS=1, PDL=True)
 BF16 = dict(table="*i32", out="*bf16")
 F32, ROW = dict(out="*fp32"), dict(x="*fp32")
@@ -61,9 +74,10 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (attention._decode, DECODE | dict(SCALED=True, SPLITS=1), FP8 | BF16, 4, 3),
     (attention._merge, dict(OUT=2048, HEADS=16, SIZE=128, PADDED=128, SPLITS=8, PDL=True), dict(out="*bf16"), 2, 2),
     (attend_row._attend, ATTEND_ROW, dict(table="*i32", out="*bf16"), 4, 3),
-    (attention._prefill, PREFILL, BF16, 8, 3),
-    (attention._prefill, PREFILL | dict(SCALED=True), INT8 | BF16, 8, 3),
-    (attention._prefill, PREFILL | dict(SCALED=True), FP8 | BF16, 8, 3),
+    (prefill._prefill, PREFILL | dict(TMA=True), BF16 | dict(own="tensordesc<bf16[64,128]>"), 4, 3),
+    (prefill._prefill, PREFILL, BF16 | dict(own="*bf16"), 4, 2),
+    (prefill._prefill, PAGED, INT8 | BF16 | dict(own="*bf16"), 4, 2),
+    (prefill._prefill, PAGED, FP8 | BF16 | dict(own="*bf16"), 4, 2),
     (one_row._product, ONE | dict(N=4096, K=1024, LINES=8, TILE=1024), ROW | dict(out="*bf16"), 4, 2),
     (one_row._product, ONE | dict(N=6144, K=1024, LINES=8, TILE=1024, ACTIVATION="silu"), ROW | dict(out="*bf16"), 4, 2),
     (one_row._product, ONE | dict(N=1024, K=3072, LINES=2, TILE=4096, NORM=False, ADD=True), F32, 4, 2),

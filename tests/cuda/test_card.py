@@ -18,7 +18,7 @@ from nano_vllm.sampling.params import SamplingParams  # noqa: E402
 from tests.backends import tiny  # noqa: E402
 
 from .test_draw import draw, sampling  # noqa: E402
-from .test_kernels import WITH_SCALES, Paged, array, close, ints, poisoned, random  # noqa: E402
+from .test_kernels import WITH_SCALES, Paged, array, close, ints, poisoned, prefilled, random  # noqa: E402
 from .test_session import BOUNDS, ids, model, opened, run  # noqa: E402
 
 
@@ -32,28 +32,19 @@ def test_decode_over_long_contexts(heads, kv_heads, size, window, block, cache):
     space = torch.empty(attention.scratch(8, heads, kv_heads, size), device="cuda")
     attention.decode(
         q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints([0, 1, 2, 3]), ints([0, 1, 2, 3]),
-        ints(np.array(lengths) - 1), space, scale, window, heads, block,
+        ints(np.array(lengths) - 1), space, scale, window, heads,
     )  # fmt: skip
     right = [paged.attend(array(q)[s].reshape(heads, size), s, n - 1, scale, window) for s, n in enumerate(lengths)]
     close(out, np.stack(right).reshape(4, -1), "bf16")
 
 
-@pytest.mark.parametrize("heads, kv_heads, size", [(16, 8, 128), (9, 3, 64), (8, 1, 256)])
+@pytest.mark.parametrize("heads, kv_heads, size", [(16, 8, 128), (32, 8, 128), (9, 3, 64), (8, 1, 256)])
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("cache", ["bf16", *WITH_SCALES])
 def test_prefill_of_long_prompts(heads, kv_heads, size, window, cache):
-    first, n = 513, 700
-    paged, scale = Paged([first + n], kv_heads, size, cache), size**-0.5
-    q, out = random(n, heads * size, type="bf16"), poisoned(n, heads * size, type="bf16")
-    _, tokens = attention.tile_rows(size, heads // kv_heads, False)
-    starts = np.arange(0, n, tokens)
-    attention.prefill(
-        q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints(starts),
-        ints(np.minimum(tokens, n - starts)), ints(np.zeros(len(starts))), ints(first + np.arange(n)), scale, window, heads, 16,
-    )  # fmt: skip
-    some = [0, 1, tokens - 1, tokens, 333, n - 1]
-    right = [paged.attend(array(q)[r].reshape(heads, size), 0, first + r, scale, window) for r in some]
-    close(out[some], np.stack(right).reshape(len(some), -1), "bf16")
+    out, right = prefilled([(0, 1031), (513, 700), (0, 128), (1, 333)], heads, kv_heads, size, "bf16", cache, window)
+    some = [0, 1, 63, 64, 128, 1030, 1031, 1032, 1364, 1730, 1731, 1858, 1859, 2191]
+    close(out[some], np.stack([right(r) for r in some]), "bf16")
     assert torch.isfinite(out.float()).all()
 
 

@@ -64,6 +64,7 @@ def test_a_layout_holds_the_batch(pad):
     assert (read("slots")[39:] == -1).all() and (read("sources")[39:] == -1).all()
     assert read("decode_rows").tolist() == [0, 38] + [-1] * pad and read("decode_sequences")[:2].tolist() == [0, 2]
     assert read("tile_rows")[:3].tolist() == [33, 17, 1]  # those with the most keys first
+    assert read("tile_begins")[:3].tolist() == [5, 5, 5] and read("tile_sequences")[:3].tolist() == [1, 1, 1]
     assert read("tile_counts").tolist() == [5, 16, 16] + [0] * pad and read("skip").tolist() == [0, 0, 0] + [1] * pad
     np.testing.assert_array_equal(read("stride"), [3])
     np.testing.assert_array_equal(out[table:used].reshape(3, 3), batch.block_tables[0])

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import reference  # noqa: E402
 from nano_vllm.backends._rounding import CACHE_TYPES, cache_of  # noqa: E402
-from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_row, rotate, rows  # noqa: E402
+from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_row, prefill, rotate, rows  # noqa: E402
 from nano_vllm.backends.cuda.kernels import cache as caches  # noqa: E402
 from nano_vllm.backends.cuda.kernels.cache import KVCache  # noqa: E402
 from nano_vllm.model.spec import Rope  # noqa: E402
@@ -143,8 +143,13 @@ def test_rotate(type, cache, heads, kv_heads, size, normed):
     right_k[where], right_v[where] = k[slots >= 0], v[slots >= 0]
     turns = tuple(torch.from_numpy(x).to(DEVICE) for x in (cosine, sine))
     norms = (q_norm, k_norm) if normed else None
-    rotate.rotate(qkv, ints(slots), ints(positions), turns, norms, 1e-6, kept, heads)
+    before = qkv.clone()
+    rotate.rotate(qkv, ints(slots), ints(positions), turns, norms, 1e-6, kept, heads, keep=normed)
     close(qkv[:, : heads * size], q.reshape(count, -1), type)
+    if normed:
+        close(qkv[:, heads * size : -kv_heads * size], k.reshape(count, -1), type)
+    same = -kv_heads * size if normed else heads * size
+    assert torch.equal(qkv[:, same:], before[:, same:])
     close(kept.keys, right_k, cache)
     close(kept.values, right_v, cache)
 
@@ -317,25 +322,38 @@ def test_decode_without_splits(monkeypatch):
     test_decode("f32", "f32", 9, 9, 3, 6)
 
 
-@pytest.mark.parametrize("type, cache, window", [("f32", "f32", 9), ("bf16", "bf16", None), ("f32", "f16", 9), *SCALED])
+def prefilled(parts, heads, kv_heads, size, type, cache, window):
+    """Attention of several rows of each of some sequences, given as (first position, rows). -> ours, and a function that says
+    what is right for a row. A row of nobody's is NaN, as are the slots of keys that are read from the step's own rows."""
+    paged, scale = Paged([first + n for first, n in parts], kv_heads, size, cache), 1.3 * size**-0.5
+    total, (_, tokens) = sum(n for _, n in parts), prefill.tile_rows(heads // kv_heads, TYPES[type], caches.TYPES[cache])
+    qkv, out = poisoned(total + 1, (heads + 2 * kv_heads) * size, type=type), poisoned(total, heads * size, type=type)
+    q = random(total, heads * size, type=type)
+    qkv[:total, : heads * size] = q
+    tiles, positions, of = [], [], []
+    for s, (first, n) in enumerate(parts):
+        tiles += [(len(of) + t, min(tokens, n - t), s, first) for t in range(0, n, tokens)]
+        at = np.arange(first, first + n)
+        if prefill.reads_own(TYPES[type], caches.TYPES[cache]):
+            own = np.concatenate([x[:, at].transpose(1, 0, 2).reshape(n, -1) for x in paged.rows[s]], axis=1)
+            qkv[len(of) : len(of) + n, heads * size :] = torch.from_numpy(own).to(DEVICE)
+            slots = places(paged.cache, paged.table[s, at // 16] * 16 + at % 16)
+            paged.cache.keys[slots] = paged.cache.values[slots] = float("nan")
+        positions += at.tolist()
+        of += [s] * n
+    tiles = [ints(column) for column in np.array([*tiles, (0, 0, 0, 0)]).T]  # the last one is nothing
+    prefill.prefill(
+        qkv, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), *tiles, ints(positions), scale, window, heads
+    )
+    return out, lambda r: paged.attend(array(q[r]).reshape(heads, size), of[r], positions[r], scale, window).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    "type, cache, window",
+    [("f32", "f32", 9), ("f32", "f32", None), ("bf16", "bf16", None), ("bf16", "bf16", 9), ("f32", "f16", 9), *SCALED],
+)
 @pytest.mark.parametrize("heads, kv_heads, size", HEADS)
 def test_prefill(type, cache, window, heads, kv_heads, size):
-    # (sequence, first position, rows): a whole prompt, a chunk of one, a short one
-    parts = [(0, 0, 45), (1, 50, 20), (2, 3, 2)]
-    paged, scale = Paged([first + n for _, first, n in parts], kv_heads, size, cache), 1.3 * size**-0.5
-    total = sum(n for *_, n in parts)
-    q, out = random(total, heads * size + 3, type=type), poisoned(total, heads * size, type=type)
-    _, tokens = attention.tile_rows(size, heads // kv_heads, attention.exact(TYPES[type], caches.TYPES[cache]))
-    starts, counts, sequences, positions, row = [], [], [], [], 0
-    for s, first, n in parts:
-        for t in range(0, n, tokens):
-            starts, counts, sequences = [*starts, row + t], [*counts, min(tokens, n - t)], [*sequences, s]
-        positions += range(first, first + n)
-        row += n
-    attention.prefill(
-        q, paged.cache, out, ints(paged.table), ints([paged.table.shape[1]]), ints([*starts, 0]), ints([*counts, 0]),
-        ints([*sequences, 0]), ints(positions), scale, window, heads,
-    )  # fmt: skip
-    of = np.repeat([s for s, *_ in parts], [n for *_, n in parts])
-    right = [paged.attend(array(q)[r, :-3].reshape(heads, size), of[r], p, scale, window) for r, p in enumerate(positions)]
-    close(out, np.stack(right).reshape(total, -1), type)
+    parts = [(0, 45), (50, 20), (3, 2), (64, 70)]  # a whole prompt, chunks of others, a short one
+    out, right = prefilled(parts, heads, kv_heads, size, type, cache, window)
+    close(out, np.stack([right(r) for r in range(len(out))]), type)

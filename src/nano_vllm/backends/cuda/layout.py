@@ -29,6 +29,9 @@ SAMPLING = {
 }
 
 
+TILES = ("tile_rows", "tile_counts", "tile_sequences", "tile_begins")  # of a tile
+
+
 @dataclass(frozen=True)
 class Shape:
     """Attributes:
@@ -67,7 +70,7 @@ def parts(shape: Shape) -> tuple[dict[str, Part], int]:
         put(name, shape.rows)
     for name in ("decode_rows", "decode_sequences"):
         put(name, shape.decodes)
-    for name in ("tile_rows", "tile_counts", "tile_sequences"):
+    for name in TILES:
         put(name, shape.tiles)
     put("wanted", shape.wanted)
     for name, dtype in SAMPLING.items():
@@ -83,9 +86,9 @@ def capacity(rows: int, sequences: int, table: int) -> int:
     return parts(Shape(rows, sequences, rows, rows))[1] + table
 
 
-def tiles(batch: Batch, tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First row, number of rows and sequence of each tile of at most `tokens` rows, over the sequences with several rows. Those
-    that see the most keys come first: the last ones to start are short then."""
+def tiles(batch: Batch, tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """First row, number of rows, sequence and the position of that one's first row in the step, of each tile of at most `tokens`
+    rows, over the sequences with several rows. Those that see the most keys come first: the last ones to start are short then."""
     lengths = np.diff(batch.starts)
     many = np.flatnonzero(lengths > 1)
     counts = -(-lengths[many] // tokens)
@@ -94,7 +97,8 @@ def tiles(batch: Batch, tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     row = batch.starts[sequence] + within * tokens
     count = np.minimum(tokens, batch.starts[sequence + 1] - row)
     order = np.argsort(-batch.positions[row], kind="stable")
-    return row[order], count[order], sequence[order]
+    sequence = sequence[order]
+    return row[order], count[order], sequence, batch.positions[batch.starts[sequence]]
 
 
 def fill(out: np.ndarray, shape: Shape, batch: Batch, tile_tokens: int, block_size: int) -> int:
@@ -122,7 +126,7 @@ def fill(out: np.ndarray, shape: Shape, batch: Batch, tile_tokens: int, block_si
     write("decode_rows", batch.starts[single], -1)
     write("decode_sequences", single)
     if shape.tiles:
-        for name, values in zip(("tile_rows", "tile_counts", "tile_sequences"), tiles(batch, tile_tokens)):
+        for name, values in zip(TILES, tiles(batch, tile_tokens)):
             write(name, values)
     write("wanted", batch.wanted)
     sampling = batch.sampling

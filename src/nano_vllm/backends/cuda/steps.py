@@ -16,8 +16,9 @@ from ...memory.plan import Plan
 from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
 from ...model.spec import Rope
 from .fuse import Product, RotateAttend, segments
-from .kernels import attend_row, attention, cache, linear, one_row, packed, rotate, rows
+from .kernels import attend_row, attention, cache, linear, one_row, packed, prefill, rotate, rows
 from .kernels.packed import Packed
+from .layout import TILES
 from .weights import DTYPES, UNPACKED, DeviceWeights
 
 MAX_HEAD_SIZE = 256
@@ -102,11 +103,8 @@ class Runner:
         self.caches = [cache.KVCache.of(*blocks, c.kv_heads, c.head_size, cache_type, device) for c in program.caches]
         self.turns = [tuple(torch.from_numpy(x).to(device) for x in turns(r, plan.max_model_len)) for r in program.ropes]
         self.last_ids = torch.zeros(plan.max_num_batched_tokens, dtype=torch.int32, device=device)
-        exact = attention.exact(dtype, cache_type)
         attends = [op for op in program.ops if isinstance(op, Attend)]
-        self.tile_tokens = min(
-            (attention.tile_rows(op.head_size, op.heads // op.kv_heads, exact)[1] for op in attends), default=1
-        )
+        self.tile_tokens = min((prefill.tile_rows(op.heads // op.kv_heads, dtype, cache_type)[1] for op in attends), default=1)
 
     def run(self, step: Step) -> torch.Tensor:
         """-> logits (wanted, vocabulary) float32, valid until the next step."""
@@ -219,7 +217,9 @@ class Runner:
         vectors = self.weights.vectors
         norms = (vectors[op.q_norm], vectors[op.k_norm]) if op.q_norm else None
         slots, positions = step.inputs["slots"], step.inputs["positions"]
-        rotate.rotate(qkv, slots, positions, self.turns[op.rope], norms, op.eps, self.caches[op.cache], op.heads)
+        kept = self.caches[op.cache]
+        keep = len(step.inputs["tile_rows"]) > 0 and prefill.reads_own(self.dtype, kept.keys.dtype)
+        rotate.rotate(qkv, slots, positions, self.turns[op.rope], norms, op.eps, kept, op.heads, keep)
 
     def _rotate_attend(self, op: RotateAttend, step: Step) -> None:
         kept = self.caches[op.attend.cache]
@@ -247,8 +247,7 @@ class Runner:
             space = self.buffers["attention"]
             attention.decode(*paged, inputs["decode_rows"], inputs["decode_sequences"], inputs["positions"], space, *how)
         if len(inputs["tile_rows"]):
-            tiles = inputs["tile_rows"], inputs["tile_counts"], inputs["tile_sequences"]
-            attention.prefill(*paged, *tiles, inputs["positions"], *how)
+            prefill.prefill(*paged, *(inputs[name] for name in TILES), inputs["positions"], *how)
 
     def _select(self, op: Select, step: Step) -> None:
         width = self.program.widths[op.src]

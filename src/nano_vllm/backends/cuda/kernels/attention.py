@@ -1,5 +1,5 @@
-"""Attention over the paged cache. Sequences with one row in the step take `decode`, split over keys; others `prefill`, in tiles
-of queries. Both handle grouped heads (the heads of a kv head share its keys in one tile) and sliding windows.
+"""Attention over the paged cache. Sequences with one row in the step take `decode`, split over keys; others tiles of queries
+(prefill.py). Both handle grouped heads (the heads of a kv head share its keys in one tile) and sliding windows.
 
 Softmax is taken in base 2 with a running maximum (Milakov & Gimelshein 2018). Scores and sums are float32; products are of the
 cache's type where q has it too, of q's where the cache has scales, and of float32 otherwise. What a row must not see is not
@@ -8,8 +8,6 @@ numbers need no more than a conversion.
 """
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import torch
 import triton
@@ -24,7 +22,6 @@ LOG2E = 1.4426950408889634
 # Programs that fill a large card: two for each of 132 multiprocessors. Interpreted, they run one after the other.
 PROGRAMS = 16 if INTERPRETED.value else 264
 MAX_SPLITS = 32
-LARGE = 227 * 1024  # bytes of shared memory: three tiles of 128 keys and values beside the queries
 
 
 @triton.jit
@@ -60,11 +57,9 @@ def _tile(
             if WINDOW:
                 visible = visible & (position[None, :] > last[:, None] - WINDOW)
         scores = tl.where(visible, scores, LOWEST)
-    highest = tl.maximum(m, tl.max(scores, axis=1) * scale)
-    p = tl.exp2(scores * scale - highest[:, None])  # one multiply-add
+    m, p, share = softmax(scores, m, scale)
     if not WHOLE:  # of a row that has seen nothing yet, the rounding of LOWEST · scale would be left
         p = tl.where(visible, p, 0.0)
-    share = tl.exp2(m - highest)
     mass = mass * share + tl.sum(p, axis=1)
     v = to(tl.load(values + at, mask=mask, other=0.0), q.dtype)
     if SCALED:
@@ -74,7 +69,14 @@ def _tile(
         else:
             p = p * v_scale[None, :]
     acc = acc * share[:, None] + dot(p.to(q.dtype), v)
-    return highest, mass, acc
+    return m, mass, acc
+
+
+@triton.jit
+def softmax(scores, m, scale):
+    """-> the new maximum of each row, the weights under it, and what sums under the old one are worth."""
+    highest = tl.maximum(m, tl.max(scores, axis=1) * scale)
+    return highest, tl.exp2(scores * scale - highest[:, None]), tl.exp2(m - highest)  # one multiply-add a weight
 
 
 @triton.jit
@@ -200,87 +202,3 @@ def decode(
         )  # fmt: skip
     if count > 1:
         _merge[(items, heads)](parts, sums, out, rows, out.stride(0), heads, size, padded, count, num_warps=2, **early)
-
-
-@triton.jit
-def _prefill(
-    qkv, keys, values, key_scales, value_scales, out, table, stride, rows, counts, sequences, positions, scale,
-    QKV: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, KV: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    KIND: tl.constexpr,
-):  # fmt: skip
-    item, kv = tl.program_id(0), tl.program_id(1)
-    count = tl.load(counts + item)
-    if count == 0:
-        return
-    first = tl.load(rows + item).to(tl.int64)
-    table += tl.load(sequences + item).to(tl.int64) * tl.load(stride)
-    position = tl.load(positions + first)
-    i, d = tl.arange(0, ROWS), tl.arange(0, PADDED)
-    token, lane = i // LANES, i % LANES  # a lane is a head of the group
-    head = kv * GROUP + lane
-    inside = ((token < count) & (lane < GROUP))[:, None] & (d < SIZE)[None, :]
-    row = first + token
-    q = tl.load(qkv + row[:, None] * QKV + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0).to(KIND)
-    last = position + token
-    end = position + count
-    m = tl.full((ROWS,), LOWEST, tl.float32)
-    mass = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, PADDED), tl.float32)
-    low = 0
-    whole = (position + 1) // TILE * TILE  # keys under it are seen by every row
-    if WINDOW:
-        low = tl.maximum(position + 1 - WINDOW, 0)
-        whole = low
-    for start in range(0, whole if WINDOW == 0 else 0, TILE):
-        m, mass, acc = _tile(
-            q, m, mass, acc, keys, values, key_scales, value_scales, table, start, end, 0, last, kv, scale,
-            BLOCK, KV, SCALED, SIZE, PADDED, TILE, 0, False, True,
-        )  # fmt: skip
-    for start in range(whole // TILE * TILE, end, TILE):
-        m, mass, acc = _tile(
-            q, m, mass, acc, keys, values, key_scales, value_scales, table, start, end, low, last, kv, scale,
-            BLOCK, KV, SCALED, SIZE, PADDED, TILE, WINDOW, True, False,
-        )  # fmt: skip
-    at = row[:, None] * OUT + head[:, None] * SIZE + d[None, :]
-    tl.store(out + at, (acc / mass[:, None]).to(out.dtype.element_ty), mask=inside)
-
-
-@lru_cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have."""
-    if device.type != "cuda":
-        return 0
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
-
-
-def tile_rows(size: int, group: int, float32: bool) -> tuple[int, int]:
-    """-> rows (query · head) of a prefill tile, and how many tokens they are. `float32`: of products."""
-    rows = 32 if float32 else 128 if size <= 128 else 64
-    lanes = triton.next_power_of_2(group)
-    return max(rows, lanes), max(1, rows // lanes)
-
-
-def prefill(
-    qkv: torch.Tensor, cache: KVCache, out: torch.Tensor, table: torch.Tensor, stride: torch.Tensor,
-    rows: torch.Tensor, counts: torch.Tensor, sequences: torch.Tensor, positions: torch.Tensor,
-    scale: float, window: int | None, heads: int,
-) -> None:  # fmt: skip
-    """Attention of tiles of consecutive rows of a sequence, at most `tile_rows` tokens each.
-
-    Args as of `decode`, but
-        rows, counts, sequences: (items,) int32, a tile's first row, its number of rows (0: nothing), its sequence.
-    """
-    _, kv_heads, block_size, size = cache.keys.shape
-    scales = cache.scales if cache.units else cache.planes  # something to point at
-    group, padded, kind = heads // kv_heads, max(16, triton.next_power_of_2(size)), _kind(qkv.dtype, cache.keys.dtype)
-    m, _ = tile_rows(size, group, kind == tl.float32)
-    tile, warps = (16, 4) if kind == tl.float32 else (64, 8) if m == 128 else (32, 4)
-    stages = 2
-    if m == 128 and shared_memory(qkv.device) >= LARGE:
-        tile, stages = 128, 3
-    _prefill[(len(rows), kv_heads)](
-        qkv, *cache.planes, *scales, out, table, stride, rows, counts, sequences, positions, scale * LOG2E,
-        qkv.stride(0), out.stride(0), block_size, kv_heads, cache.units > 0, group, triton.next_power_of_2(group), m, size,
-        padded, tile, window or 0, kind, num_warps=warps, num_stages=stages,
-    )  # fmt: skip

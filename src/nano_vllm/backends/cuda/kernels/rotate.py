@@ -18,7 +18,7 @@ LINES = 256 if INTERPRETED else 8  # heads of a program; interpreted, programs r
 def _rotate(
     qkv, slots, positions, cosines, sines, q_norm, k_norm, keys, values, key_scales, value_scales, eps, count,
     STRIDE: tl.constexpr, Q: tl.constexpr, KV: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr,
-    PADDED: tl.constexpr, NORM: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, PDL: tl.constexpr,
+    PADDED: tl.constexpr, NORM: tl.constexpr, LINES: tl.constexpr, UNITS: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl.release(PDL)
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
@@ -47,9 +47,9 @@ def _rotate(
     sine = tl.load(sines + position[:, None] * HALF + d[None, :], mask=seen, other=0.0)
     first = tl.where(is_v, a, x * cosine - y * sine)
     second = tl.where(is_v, b, y * cosine + x * sine)
-    of_q = seen & is_q
-    tl.store(qkv + at, first.to(qkv.dtype.element_ty), mask=of_q)
-    tl.store(qkv + at + HALF, second.to(qkv.dtype.element_ty), mask=of_q)
+    in_place = seen & (head < (Q + KV if KEEP else Q))[:, None]
+    tl.store(qkv + at, first.to(qkv.dtype.element_ty), mask=in_place)
+    tl.store(qkv + at + HALF, second.to(qkv.dtype.element_ty), mask=in_place)
     kind = keys.dtype.element_ty
     kept = (slot >= 0) & (row < count)
     at = cache_line(slot // BLOCK, slot % BLOCK, tl.maximum(head - Q, 0) % KV, KV, BLOCK)
@@ -68,9 +68,10 @@ def _rotate(
 
 def rotate(
     qkv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor],
-    norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, cache: KVCache, heads: int,
+    norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, cache: KVCache, heads: int, keep: bool = False,
 ) -> None:  # fmt: skip
-    """q is normed and rotated in place; k, likewise, and v go to the cache alone, rounded to its type, with their scales.
+    """q is normed and rotated in place, and with `keep` k; k, likewise, and v go to the cache, rounded to its type, with their
+    scales.
 
     Args:
         qkv: (rows, at least (heads + 2 kv_heads) · size); slots, positions: (rows,) int32. A row with the slot -1 writes nothing.
@@ -84,5 +85,5 @@ def rotate(
     _rotate[grid](
         qkv, slots, positions, *turns, q_norm, k_norm, *cache.planes, *scales, eps, len(qkv),
         qkv.stride(0), heads, kv_heads, block_size, size, size // 2, triton.next_power_of_2(size // 2), norms is not None, LINES,
-        cache.units, num_warps=4, **pdl.options(qkv.device),
+        cache.units, keep, num_warps=2, **pdl.options(qkv.device),
     )  # fmt: skip
