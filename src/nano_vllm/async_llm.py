@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from .engine.request import Update
+from .errors import EngineClosed
 from .llm import LLM, Prompt
 from .outputs import Answer, StreamPiece
 from .sampling.params import SamplingParams
@@ -52,9 +53,18 @@ class AsyncLLM:
     async def close(self) -> None:
         await asyncio.to_thread(self.llm.close)
 
+    async def unload_model(self) -> None:
+        """As `LLM.unload_model`; the loop goes on meanwhile."""
+        await asyncio.to_thread(self.llm.unload_model)
+
+    async def load_model(self) -> None:
+        """As `LLM.load_model`; the loop goes on meanwhile."""
+        await asyncio.to_thread(self.llm.load_model)
+
     async def abort(self, request_id: str) -> None:
         """Ends a request, in whatever state it is, with finish_reason "abort"."""
-        self.llm._thread.abort_id(request_id)
+        with suppress(EngineClosed):  # which has ended every request
+            self.llm._thread.abort_id(request_id)
 
     async def generate(
         self,
@@ -69,6 +79,7 @@ class AsyncLLM:
         Raises what ended the request, if it failed.
         """
         llm, loop = self.llm, asyncio.get_running_loop()
+        thread = llm._thread
         is_chat = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], dict)
         text, ids = llm._encode_chat(prompt, {}) if is_chat else llm._encode_prompt(prompt)
         updates: asyncio.Queue[Update] = asyncio.Queue()
@@ -78,9 +89,9 @@ class AsyncLLM:
                 loop.call_soon_threadsafe(updates.put_nowait, update)
 
         params = sampling_params or llm.default_sampling_params()
-        request = llm._loaded.engine.make_request(ids, params, sink, request_id, priority, cache_salt)
+        request = thread.engine.make_request(ids, params, sink, request_id, priority, cache_salt)
         answer = Answer(request, text, llm.tokenizer)
-        llm._thread.submit([request])
+        thread.submit([request])
         try:
             while answer.finish_reason is None:
                 update = await updates.get()
@@ -90,4 +101,4 @@ class AsyncLLM:
                 done = answer.finish_reason is not None
                 yield StreamPiece(piece, update.ids, answer.finish_reason, answer.output() if done else None)
         finally:
-            llm._thread.abort([request])
+            thread.abort([request])

@@ -106,5 +106,9 @@ class EngineClosed(NanoVLLMError, RuntimeError):
     status = 503
 
 
+class ModelUnloaded(EngineClosed):
+    """The model was unloaded, and not loaded again: before the request came, or while it ran."""
+
+
 class BatchError(NanoVLLMError, ValueError):
     """A backend was given a step that its contract does not allow: a fault of the engine, never of a request."""

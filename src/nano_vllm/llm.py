@@ -14,9 +14,10 @@ from . import registry
 from .engine.request import Request, Update
 from .engine.thread import EngineThread
 from .errors import PromptError, TemplateError, UnknownOption
-from .loading import Loaded, load
+from .memory.plan import Plan
 from .options import options as make_options
 from .outputs import Answer, RequestOutput, StreamPiece
+from .running import RunningEngine
 from .sampling.params import SamplingParams, merged
 from .text.template import ChatTemplate, encode_chat
 
@@ -32,11 +33,10 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
-        self._loaded = load(make_options(model=model, **options))
-        self._thread = EngineThread(self._loaded.engine)
-        self._close = weakref.finalize(self, _close, self._thread, self._loaded)  # at exit, too, if nobody closed it
-        self.options, self.plan, self.spec = self._loaded.options, self._loaded.plan, self._loaded.spec
-        self.tokenizer = self._loaded.tokenizer
+        self._running = RunningEngine(make_options(model=model, **options))
+        self._close = weakref.finalize(self, self._running.close)  # at exit, too, if nobody closed it
+        loaded = self._running.loaded
+        self.options, self.spec, self.tokenizer = loaded.options, loaded.spec, loaded.tokenizer
         self._templates: dict[str | None, ChatTemplate] = {}
 
     def __enter__(self) -> LLM:
@@ -48,6 +48,40 @@ class LLM:
     def close(self) -> None:
         """Ends running requests (finish_reason "abort") and frees the model. Closing twice is no error."""
         self._close()
+
+    def unload_model(self) -> None:
+        """Gives weights, cache and buffers back, on the device and on the host, until `load_model`.
+
+        Does not wait for answers: requests that run end at once with finish_reason "error" and ModelUnloaded, and keep what they
+        have said so far (who wants whole answers waits for them first). Until the model is loaded again, new requests raise
+        ModelUnloaded; text is encoded and decoded as before. Cached prefixes are lost. Of a GPU, the process keeps what CUDA
+        itself takes, its context and the code of kernels. Unloading twice is no error.
+
+        Raises:
+            EngineClosed: this process was forked from the one that loaded the model.
+        """
+        self._running.unload()
+
+    def load_model(self) -> None:
+        """Loads the model again after `unload_model`, from the same file, with the same options; `plan` is made anew, from the
+        memory that is free now. Counters and the seeds of requests without one begin anew. Loading twice is no error.
+
+        Raises:
+            NotEnoughMemory: it does not fit now. The model stays unloaded; this can be called again.
+            ModelNotFound, ModelFileError: its file is gone, or holds another model.
+            EngineClosed: `close` was called, or this process was forked from the one that loaded the model.
+        """
+        self._running.load()
+
+    @property
+    def plan(self) -> Plan:
+        """What was decided when the model was last loaded."""
+        return self._running.loaded.plan
+
+    @property
+    def _thread(self) -> EngineThread:
+        """Raises ModelUnloaded, or EngineClosed. To be asked for once in each call; see RunningEngine."""
+        return self._running.thread
 
     # -- whole answers
 
@@ -93,6 +127,7 @@ class LLM:
         return self._run(lambda chat: self._encode_chat(chat, template), chats, sampling_params, use_tqdm, 0)
 
     def _run(self, encode: Callable, prompts: Sequence, params, use_tqdm: bool, priority) -> list[RequestOutput]:
+        thread = self._thread
         each_params = self._one_each(params if params is not None else self.default_sampling_params(), len(prompts), "params")
         priorities = self._one_each(priority, len(prompts), "priorities")
         updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
@@ -101,13 +136,13 @@ class LLM:
         for i, (prompt, p, rank) in enumerate(zip(prompts, each_params, priorities), 1):
             try:
                 text, ids = encode(prompt)
-                request = self._request(ids, p, updates.put, rank)
+                request = thread.engine.make_request(ids, p, updates.put, priority=rank)
             except (PromptError, TemplateError) as error:
                 raise error if len(prompts) == 1 else error.about(f"prompt {i} of {len(prompts)}")
             requests.append(request)
             answers[request.id] = Answer(request, text, self.tokenizer)
         bar = _progress_bar(len(requests), use_tqdm)
-        self._thread.submit(requests)
+        thread.submit(requests)
         running = set(answers)
         try:
             while running:
@@ -118,7 +153,7 @@ class LLM:
                     bar.update(1)
         finally:
             if running:  # an error, or Ctrl-C: what still runs is of no use to anybody
-                self._thread.abort([answers[i].request for i in running])
+                thread.abort([answers[i].request for i in running])
             bar.close()
         outputs = [a.output() for a in answers.values()]
         if outputs and all(output.error is not None for output in outputs):
@@ -160,14 +195,16 @@ class LLM:
     def _stream(self, text: str | None, ids: list[int], params, interval: int) -> Iterator[StreamPiece]:
         if not isinstance(interval, int) or interval < 1:
             raise PromptError(f"stream_interval {interval!r} is not valid", "it is a whole number of at least 1")
-        updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
-        request = self._request(ids, params or self.default_sampling_params(), updates.put, 0)
-        answer = Answer(request, text, self.tokenizer)
-        return self._pieces(request, answer, updates, interval)
+        thread, updates = self._thread, queue.SimpleQueue()
+        request = thread.engine.make_request(ids, params or self.default_sampling_params(), updates.put)
+        return self._pieces(thread, request, Answer(request, text, self.tokenizer), updates, interval)
 
-    def _pieces(self, request: Request, answer: Answer, updates: queue.SimpleQueue, interval: int) -> Iterator[StreamPiece]:
+    @staticmethod
+    def _pieces(
+        thread: EngineThread, request: Request, answer: Answer, updates: queue.SimpleQueue[Update], interval: int
+    ) -> Iterator[StreamPiece]:
         text, ids = "", []
-        self._thread.submit([request])
+        thread.submit([request])
         try:
             while answer.finish_reason is None:
                 update = updates.get()
@@ -181,7 +218,7 @@ class LLM:
                     yield StreamPiece(text, ids)
                     text, ids = "", []
         finally:
-            self._thread.abort([request])
+            thread.abort([request])
 
     # -- text and numbers
 
@@ -194,18 +231,16 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """The model's generation_config where it says something, vLLM's defaults elsewhere."""
-        return merged(self._loaded.generation_config, {})
+        return merged(self._running.loaded.generation_config, {})
 
     def stats(self) -> dict:
         """Counters since loading, and what a step reads: `weight_bytes`, `kv_bytes_per_token`."""
-        session = self._loaded.engine.session
-        counters = self._thread.call(lambda engine: engine.stats.as_dict())
+        thread = self._thread
+        session = thread.engine.session
+        counters = thread.call(lambda engine: engine.stats.as_dict())
         return counters | {"weight_bytes": session.weight_bytes, "kv_bytes_per_token": session.kv_bytes_per_token}
 
     # -- from what users give to ids
-
-    def _request(self, ids: list[int], params: SamplingParams, sink, priority: int) -> Request:
-        return self._loaded.engine.make_request(ids, params, sink, priority=priority)
 
     def _encode_prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -235,11 +270,6 @@ class LLM:
                 raise UnknownOption(f"the chat template does not read {name!r}", "it would be ignored", mend or "Leave it out.")
         rendered = self._templates[source].render(messages, **template)
         return rendered.text, encode_chat(self.tokenizer, rendered)
-
-
-def _close(thread: EngineThread, loaded: Loaded) -> None:
-    thread.close()
-    loaded.close()
 
 
 def _is_ids(prompt: Any) -> bool:

@@ -1,4 +1,4 @@
-"""From what the user named to a running engine: resolve, open, plan, load. LLM and AsyncLLM share it."""
+"""From what the user named to an engine: resolve, open, plan, load."""
 
 from __future__ import annotations
 
@@ -24,48 +24,88 @@ from .text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loaded:
-    """A model that can answer."""
+    """A model that can answer, until `close`; `reopen` loads it again.
+
+    Attributes:
+        path: of its file or folder.
+        ends: ids that end an answer.
+        plan: of the engine; after `close`, of the last one.
+        engine: None after `close`.
+    """
 
     options: Options
+    path: Path
     spec: Model
-    plan: Plan
     tokenizer: Tokenizer
     generation_config: dict
-    engine: Engine
+    ends: frozenset[int]
+    plan: Plan
+    engine: Engine | None = None
 
     def close(self) -> None:
-        self.engine.session.close()
-        trim()
+        """Frees weights, cache and buffers. Closing twice is no error."""
+        if self.engine is not None:
+            self.engine.session.close()
+            self.engine = None  # it keeps books of every block
+            trim()
+
+    def reopen(self) -> None:
+        """Loads the same file again, on the same backend; what fits is decided anew.
+
+        Raises:
+            ModelFileError: there is another model in its place.
+            NanoVLLMError: as `load`. The model is closed then, and can be reopened later.
+        """
+        opened = open_model(self.path)
+        try:
+            if opened.spec != self.spec:
+                why = "its layers or sizes are not those of the model that was loaded first"
+                raise ModelFileError(f"{self.path} is another model now", why, "Put the first one back, or load this one anew.")
+            self._start(opened, lower(opened.spec))
+        finally:
+            opened.close()
+
+    def _start(self, opened: OpenedModel, program: Program, plan: Plan | None = None) -> None:
+        backend, options = registry.load("backends", self.plan.backend), self.options
+        plan = plan or _plan(options, self.plan.backend, backend, opened, program)
+        session = backend.open(program, opened.weights, plan)
+        self.plan = plan
+        self.engine = Engine(
+            session,
+            plan,
+            program.vocab_size,
+            self.ends,
+            self.tokenizer,
+            options.seed,
+            options.enable_prefix_caching,
+            options.scheduler_policy,
+        )
 
 
 def load(options: Options) -> Loaded:
     """Opens the model and its backend. Every error is typed and comes before memory is taken where that can be."""
     logging.getLogger("nano_vllm").setLevel(options.log_level.upper())
     name, backend = choose_backend(options)
-    opened = open_model(resolve_path(options.model, options))
+    path = resolve_path(options.model, options)
+    opened = open_model(path)
     try:
         program = lower(opened.spec)
-        device = backend.device(options, opened.weights.infos) if hasattr(backend, "device") else None
-        plan = resolve(options, program, name, backend.KV_DTYPE, device)
+        plan = _plan(options, name, backend, opened, program)
         tokenizer = open_tokenizer(options, opened, program)
         ends = eos_ids(opened, tokenizer, program.vocab_size)
-        session = backend.open(program, opened.weights, plan)
+        recommended = ALIASES[options.model].generation_config if options.model in ALIASES else {}
+        loaded = Loaded(options, path, opened.spec, tokenizer, recommended | opened.generation_config, ends, plan)
+        loaded._start(opened, program, plan)
     finally:
         opened.close()
-    engine = Engine(
-        session,
-        plan,
-        program.vocab_size,
-        ends,
-        tokenizer,
-        options.seed,
-        options.enable_prefix_caching,
-        options.scheduler_policy,
-    )
-    recommended = ALIASES[options.model].generation_config if options.model in ALIASES else {}
-    return Loaded(options, opened.spec, plan, tokenizer, recommended | opened.generation_config, engine)
+    return loaded
+
+
+def _plan(options: Options, name: str, backend: ModuleType, opened: OpenedModel, program: Program) -> Plan:
+    device = backend.device(options, opened.weights.infos) if hasattr(backend, "device") else None
+    return resolve(options, program, name, backend.KV_DTYPE, device)
 
 
 def choose_backend(options: Options) -> tuple[str, ModuleType]:

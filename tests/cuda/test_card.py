@@ -10,12 +10,13 @@ pytest.importorskip("triton", reason="Triton has no package for this system")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from nano_vllm import registry  # noqa: E402
+from nano_vllm import LLM, registry  # noqa: E402
 from nano_vllm.backends import reference  # noqa: E402
 from nano_vllm.backends.cuda.kernels import attention, linear, one_row  # noqa: E402
 from nano_vllm.sampling import pipeline  # noqa: E402
 from nano_vllm.sampling.params import SamplingParams  # noqa: E402
 from tests.backends import tiny  # noqa: E402
+from tests.backends.test_unload import write  # noqa: E402
 
 from .test_draw import draw, sampling  # noqa: E402
 from .test_kernels import WITH_SCALES, Paged, array, close, ints, poisoned, prefilled, random  # noqa: E402
@@ -110,6 +111,29 @@ def test_graphs_change_no_answer(dtype, kv):
     if dtype == "f32":  # in bf16, padding may change a product's order of sums
         assert first == eager and second == eager
     assert list(map(len, second)) == list(map(len, eager))
+
+
+def held() -> int:
+    """Bytes in use on the device, by anybody."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def test_an_unloaded_model_gives_the_device_back(tmp_path):
+    """The first time leaves CUDA's context, the code of kernels and the libraries' handles; later times leave nothing."""
+    with LLM(str(write(tmp_path / "model")), backend="cuda", num_blocks=2**17) as llm:
+        params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+        right = llm.generate([[1, 2, 3]] * 9, params, use_tqdm=False)[0].token_ids
+        llm.unload_model()
+        before = held()
+        for _ in range(2):
+            llm.load_model()
+            assert llm.generate([[1, 2, 3]] * 9, params, use_tqdm=False)[0].token_ids == right
+            cache = llm.plan.num_blocks * llm.plan.block_size * llm.stats()["kv_bytes_per_token"]
+            assert held() - before > cache > 10**9
+            llm.unload_model()
+            assert held() - before < 20e6
 
 
 def test_a_closed_session_gives_its_memory_back():

@@ -153,7 +153,7 @@ def test_tools_that_the_template_does_not_read_are_refused_and_nothing_is_nothin
 @pytest.fixture
 def poisoned(llm, monkeypatch):
     """Requests with this id in a step have logits that are not numbers, and such a session says -1."""
-    session, poison = llm._loaded.engine.session, llm.encode(" poison")[-1]
+    session, poison = llm._thread.engine.session, llm.encode(" poison")[-1]
     submit = session.submit
 
     def spoilt(batch):

@@ -41,7 +41,7 @@ def hashes(llm: LLM, asked: list[list[int]], together: bool, new: int = NEW) -> 
     for group in [range(len(asked))] if together else [[i] for i in range(len(asked))]:
         updates: queue.SimpleQueue = queue.SimpleQueue()
         requests = [
-            llm._loaded.engine.make_request(
+            llm._thread.engine.make_request(
                 asked[i], params, updates.put, observe=lambda row, i=i: digests[i].update(row.tobytes())
             )
             for i in group

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 
 from ..errors import EngineClosed
 from .engine import Engine
@@ -63,13 +64,13 @@ class EngineThread:
             raise error
         return value
 
-    def close(self) -> None:
-        """Ends the thread; requests that still run end with finish_reason "abort"."""
+    def close(self, error: EngineClosed | None = None) -> None:
+        """Ends the thread; requests that still run end with finish_reason "abort", or with `error`, which later ones raise."""
         if os.getpid() != self._process:
             return
         with self._lock:
             if not self._closing:
-                self._closing = True
+                self._closing, self._failure = True, error
                 self._commands.put(None)
         if threading.current_thread() is not self._thread:  # the garbage collector runs in any thread, this one too
             self._thread.join()
@@ -80,6 +81,8 @@ class EngineThread:
             raise EngineClosed("the engine runs in another process", why, "Load the model after the fork.")
         with self._lock:
             if self._closing:
+                if isinstance(self._failure, EngineClosed):
+                    raise copy(self._failure)  # several threads may raise it
                 raise EngineClosed("the engine is closed", str(self._failure or ""), "Load the model again.")
             self._commands.put(command)
 

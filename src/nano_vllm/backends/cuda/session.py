@@ -128,7 +128,7 @@ class Session:
         return {"weights": self.weight_bytes, "kv": kv, "scratch": scratch}
 
     def close(self) -> None:
-        """Gives the device's memory back."""
+        """Gives the memory back: the device's, and what is pinned of the host's."""
         if self.stream and not self.closed:
             self.stream.synchronize()
         self.closed = True
@@ -136,6 +136,8 @@ class Session:
         if self.stream:
             torch._C._cuda_clearCublasWorkspaces()  # else they stay for the stream's next product, which there will not be
             torch.cuda.empty_cache()
+            host = getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache  # the first is newer
+            host()
 
     @contextmanager
     def _timed(self, part: str):
