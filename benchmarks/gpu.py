@@ -88,7 +88,7 @@ def opened(shape: str, format: str = "bf16", **asked):
     weights = RandomWeights(program.parameters, format)
     plan = resolve(opts, program, "cuda", cuda.KV_DTYPE, cuda.device(opts, weights.infos))
     session = cuda.open(program, weights, plan)
-    engine = Engine(session, plan, program.vocab_size, prefix_caching=True)
+    engine = Engine(session, program.vocab_size, prefix_caching=True)
     return engine, time.perf_counter() - begun
 
 
@@ -172,6 +172,21 @@ def ceilings() -> dict:
     return {"read GB/s": summed / 1e9, "copy GB/s": copied / 1e9, "bf16 TFLOP/s": rate / 1e12}
 
 
+def held(session, before: int | None) -> str:
+    """What the plan promised against what the device holds; `before`: NVML's bytes in use when the process began."""
+    from nano_vllm.backends.cuda import memory
+
+    promised, used, after = session.plan.device_bytes, session.held.total(), memory.nvml_used(0)
+    nvml = "" if before is None or after is None else f" (NVML {(after - before) / 1e9:.2f})"
+    owners = session.memory()
+    parts = ", ".join(f"{name} {count / 1e9:.3f}" for name, count in owners.items())
+    off, unexplained = 100 * (used / promised - 1), used - sum(owners.values())
+    return (
+        f"memory, GB: promised {promised / 1e9:.2f}, used {used / 1e9:.2f}{nvml}, {off:+.2f} %; "
+        f"{parts}, unexplained {unexplained / 1e9:.3f}"
+    )
+
+
 def profile(engine, target: str) -> None:
     """A trace of steady decode, and the kernels that take the most time, at 1 and at 256 streams."""
     import torch
@@ -197,6 +212,10 @@ def main() -> None:
     args = parser.parse_args()
     import torch
 
+    from nano_vllm.backends.cuda import memory
+
+    before = memory.nvml_used(0)
+    memory.context_bytes(0)  # before anything else makes the context
     found: dict = {"device": torch.cuda.get_device_name(), "shape": args.shape, "format": args.format, "eager": args.eager}
     found["ceilings"] = ceilings()
     torch.cuda.empty_cache()
@@ -209,8 +228,7 @@ def main() -> None:
         result = measure(engine, work, repeats[work])
         found.setdefault(work, []).append(result)
         print(f"{work}:", ", ".join(f"{name} {value:,.2f}" for name, value in result.items()), flush=True)
-    used = torch.cuda.mem_get_info()
-    print(f"memory: {engine.session.memory()}, device {(used[1] - used[0]) / 1e9:.2f} of {used[1] / 1e9:.1f} GB used", flush=True)
+    print(held(engine.session, before), flush=True)
     if args.profile:
         profile(engine, args.profile)
     if args.json:

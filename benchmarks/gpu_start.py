@@ -82,7 +82,7 @@ def child(folder: str, eager: bool, begun: float) -> None:
     for name, seconds in session.opening.items():
         at = marks[name] = at + seconds
     marks["session, the rest"] = time.time()
-    engine = Engine(session, plan, program.vocab_size)
+    engine = Engine(session, program.vocab_size)
     first: list[float] = []
     prompt = np.random.default_rng(0).integers(0, program.vocab_size, PROMPT).tolist()
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

@@ -71,10 +71,9 @@ class Loaded:
         backend, options = registry.load("backends", self.plan.backend), self.options
         plan = plan or _plan(options, self.plan.backend, backend, opened, program)
         session = backend.open(program, opened.weights, plan)
-        self.plan = plan
+        self.plan = session.plan
         self.engine = Engine(
             session,
-            plan,
             program.vocab_size,
             self.ends,
             self.tokenizer,

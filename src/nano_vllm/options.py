@@ -31,9 +31,8 @@ class Options:
         num_blocks: of the cache; wins over kv_cache_memory.
         kv_cache_memory: bytes for the cache ("512MB", 1.5e9); default a quarter of the free memory, or what is left of a GPU's
             share; no more than max_num_seqs requests of full length need.
-        gpu_memory_utilization: share of a GPU's memory that weights, cache and buffers may fill, beside what others use already;
-            default 0.9.
-        device_memory_budget: the same in bytes; one of the two.
+        gpu_memory_utilization: share of a GPU's memory that may be filled, what others use already included; default 0.9.
+        device_memory_budget: bytes of a GPU that weights, cache, buffers and CUDA itself may take together; one of the two.
         max_model_len: longest prompt and answer together, at least 2; default what the model was trained for, if the cache
             holds it.
         max_num_seqs: requests that run at once.

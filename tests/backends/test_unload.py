@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def stand_still(llm) -> None:
 def test_a_model_comes_back_as_it_was(folder, backend):
     asked = dict(num_blocks=9, max_num_seqs=3, max_num_batched_tokens=32, seed=5)
     with LLM(str(folder), backend=backend, **asked) as llm:
-        right, plan = answer(llm), llm.plan
+        right, plan = answer(llm), replace(llm.plan, share=None)  # of what is free, which changes
         for _ in range(2):
             session = llm._thread.engine.session
             llm.unload_model()
@@ -78,7 +79,7 @@ def test_a_model_comes_back_as_it_was(folder, backend):
             engine = llm._thread.engine
             llm.load_model()
             assert llm._thread.engine is engine and engine.session is not session
-            assert answer(llm) == right and llm.plan == plan
+            assert answer(llm) == right and replace(llm.plan, share=None) == plan
             assert llm.stats()["received"] == 1
 
 
@@ -139,12 +140,13 @@ def test_threads_are_answered_or_told(llm):
                 answers.append(answer(llm))
             except ModelUnloaded:
                 told.append(True)
+                time.sleep(0.002)
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
-        for _ in range(20):
+        for _ in range(8):
             llm.unload_model()
             llm.load_model()
             enough, deadline = len(answers) + 3, time.monotonic() + 30
@@ -154,7 +156,7 @@ def test_threads_are_answered_or_told(llm):
         ends.set()
         for thread in threads:
             thread.join()
-    assert told and len(answers) >= 60 and all(ids == right for ids in answers)
+    assert told and len(answers) >= 24 and all(ids == right for ids in answers)
 
 
 def test_what_cannot_be_loaded_stays_unloaded(llm, monkeypatch):

@@ -99,7 +99,7 @@ class Client:
     def __init__(self, max_outstanding: int = 0, on_device: bool = True, engine_options: dict | None = None, **plan) -> None:
         self.plan = make_plan(**plan)
         self.session = (OnDevice if on_device else FakeSession)(self.plan, max_outstanding)
-        self.engine = Engine(self.session, self.plan, VOCAB, **(engine_options or {}))
+        self.engine = Engine(self.session, VOCAB, **(engine_options or {}))
         self.ids: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         self.errors: dict[str, Exception] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from nano_vllm import LLM, registry  # noqa: E402
-from nano_vllm.backends import reference  # noqa: E402
+from nano_vllm.backends import cuda, reference  # noqa: E402
+from nano_vllm.backends.cuda import memory  # noqa: E402
 from nano_vllm.backends.cuda.kernels import attention, linear, one_row  # noqa: E402
+from nano_vllm.memory.plan import resolve  # noqa: E402
+from nano_vllm.model.program import lower  # noqa: E402
+from nano_vllm.options import options  # noqa: E402
 from nano_vllm.sampling import pipeline  # noqa: E402
 from nano_vllm.sampling.params import SamplingParams  # noqa: E402
 from tests.backends import tiny  # noqa: E402
@@ -20,7 +26,7 @@ from tests.backends.test_unload import write  # noqa: E402
 
 from .test_draw import draw, sampling  # noqa: E402
 from .test_kernels import WITH_SCALES, Paged, array, close, ints, poisoned, prefilled, random  # noqa: E402
-from .test_session import BOUNDS, ids, model, opened, run  # noqa: E402
+from .test_session import BOUNDS, ids, model, opened, run, weights  # noqa: E402
 
 
 @pytest.mark.parametrize("heads, kv_heads, size", [(16, 8, 128), (32, 8, 128), (9, 3, 64), (8, 1, 256)])
@@ -136,9 +142,30 @@ def test_an_unloaded_model_gives_the_device_back(tmp_path):
             assert held() - before < 20e6
 
 
-def test_a_closed_session_gives_its_memory_back():
-    import gc
+@pytest.mark.parametrize("budget, eager", [(4 * 10**9, False), (12 * 10**9, False), (4 * 10**9, True)])
+def test_the_device_holds_what_was_promised(budget, eager):
+    """Before loading, after it, and as the sum of the owners: within 3 %, and never more than the budget."""
+    program = lower(model(heads=16, kv_heads=8, head_size=128, hidden=1024, mlp=3072, layers=8))
+    packed = weights(program, "bf16")
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = held() - memory.context_bytes(torch.cuda.current_device())
+    asked = options(backend="cuda", device_memory_budget=budget, enforce_eager=eager)
+    planned = resolve(asked, program, "cuda", cuda.KV_DTYPE, cuda.device(asked, {n: t.info for n, t in packed.items()}))
+    session = cuda.open(program, packed, planned)
+    first, plan = held() - before, session.plan
+    prompts = [(ids(40 + 15 * i, seed=i).tolist(), SamplingParams(max_tokens=4 + i % 9, ignore_eos=True)) for i in range(256)]
+    run(session, prompts)
+    used, owners = held() - before, session.memory()
+    session.close()
+    print(f"promised {planned.device_bytes / 1e6:,.0f} MB, after measuring {plan.device_bytes / 1e6:,.0f}; held after opening "
+          f"{first / 1e6:,.0f}, after {len(prompts)} requests {used / 1e6:,.0f};", owners)  # fmt: skip
+    assert max(first, used) <= budget
+    for said in (planned.device_bytes, plan.device_bytes, sum(owners.values())):
+        assert abs(said - used) <= 0.03 * used
 
+
+def test_a_closed_session_gives_its_memory_back():
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()

@@ -19,7 +19,7 @@ from nano_vllm.model.program import lower  # noqa: E402
 from nano_vllm.options import options  # noqa: E402
 from tests.backends import tiny  # noqa: E402
 
-from .test_session import ids, model  # noqa: E402
+from .test_session import ids, model, opened, weights  # noqa: E402
 
 
 @pytest.mark.parametrize("most", [1, 2, 16, 100, 256, 1024])
@@ -114,6 +114,19 @@ def test_needs_count_weights_and_buffers():
         least > weights
         and cuda.needs({}, program, "bf16", 1000, 1, 1) - cuda.OTHERS > least + 999 * 2 * sum(program.widths.values()) / 2
     )
+
+
+@pytest.mark.parametrize("dtype, format", [("f32", "f32"), ("bf16", "bf16"), ("bf16", "q4")])
+def test_needs_are_what_a_session_takes(dtype, format):
+    spec = model(hidden=64, mlp=64, bias=format == "bf16")
+    program, sizes = lower(spec), (96, 12, 512)
+    infos = {name: tensor.info for name, tensor in weights(program, format).items()}
+    session = opened(spec, dtype=dtype, format=format, **dict(zip(LIMITS, sizes)))
+    takes = {name: count for name, count in session.memory().items() if name != "kv"}
+    assert sum(takes.values()) == pytest.approx(cuda.needs(infos, program, dtype, *sizes) - cuda.OTHERS, rel=1e-3)
+
+
+LIMITS = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
 
 
 def test_a_step_that_only_looks_like_decoding_when_padded_has_no_graph():

@@ -190,7 +190,7 @@ def test_a_closed_session_says_so():
 
 
 def run(session, requests) -> list[list[int]]:
-    engine, answers = Engine(session, session.plan, VOCAB), [[] for _ in requests]
+    engine, answers = Engine(session, VOCAB), [[] for _ in requests]
     for answer, (prompt, params) in zip(answers, requests):
         engine.submit(engine.make_request(prompt, params, lambda update, to=answer: to.extend(update.ids)))
     while engine.busy:
@@ -226,7 +226,7 @@ class Padded:
     def replay(self, shape) -> bool:
         self.seen.append(shape)
         if len(self.seen) % 3:  # a shape without a graph is launched padded, too
-            self.session._record(shape)
+            self.session.record(shape)
         return len(self.seen) % 3 > 0
 
     def idle(self, waiting) -> None:

@@ -13,6 +13,7 @@ from . import _flags, _terminal
 
 HELP = "what a model holds, what is planned for it, what each backend says"
 WIDTH = 26
+ALLOCATED = "taken when the model is loaded"
 RESERVED = "reserved; a block takes memory only when it is first used"  # as tests/golden/test_llm.py holds the backends to
 
 
@@ -102,11 +103,14 @@ def plan(options, program, infos) -> None:
         return line("  none", str(error))
     for field in fields(Plan):
         value = getattr(made, field.name)
-        if field.name != "reasons" and value not in ("", False):
+        if field.name not in ("reasons", "share") and value not in ("", False):
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             line(f"  {field.name}", made.reasons.get(field.name, ""), shown)
     size = made.num_blocks * made.block_size * kv_bytes_per_token(program, made.kv_cache_dtype)
-    line("  cache", RESERVED, format_bytes(size))
+    line("  cache", ALLOCATED if made.share else RESERVED, format_bytes(size))
+    if made.share:
+        why = f"cache and {format_bytes(made.share.beside)} beside it, which is measured after loading"
+        line("  device", f"{why}; at most {format_bytes(made.share.budget)}", format_bytes(made.device_bytes))
 
 
 def backends(options) -> None:

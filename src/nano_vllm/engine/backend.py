@@ -19,6 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..memory.plan import Plan
 from ..sampling.pipeline import SamplingBatch
 
 
@@ -84,6 +85,7 @@ class Session(Protocol):
     """A loaded model with its cache.
 
     Attributes:
+        plan: the one that it was opened with, but for what it measured: the number of blocks, and what no longer fits them.
         stages: names of the sampling stages that run on the session's device; rows that need others ask for logits.
         max_outstanding: tickets that may be open when `submit` is called. 0: each step ends before the next begins; 1: one step
             runs ahead. The engine refuses others: a row takes its id from the step just before, and from none earlier.
@@ -91,6 +93,7 @@ class Session(Protocol):
         kv_bytes_per_token: bytes of cache per token over all layers.
     """
 
+    plan: Plan
     stages: frozenset[str]
     max_outstanding: int
     weight_bytes: int

@@ -13,7 +13,6 @@ import numpy as np
 
 from .. import registry
 from ..errors import BackendUnavailable, NanoVLLMError, ParameterError, PromptError
-from ..memory.plan import Plan
 from ..sampling import pipeline
 from ..sampling.params import SamplingParams
 from ..text.detokenizer import Detokenizer
@@ -30,8 +29,7 @@ log = logging.getLogger(__name__)
 
 class Engine:
     """Args:
-    session: an open backend.
-    plan: what the session was opened with.
+    session: an open backend, whose `plan` says how many blocks there are.
     vocab_size: ids are 0 to vocab_size − 1.
     eos_ids: ids that end an answer.
     tokenizer: for stop strings; None where no request has any.
@@ -44,7 +42,6 @@ class Engine:
     def __init__(
         self,
         session: Session,
-        plan: Plan,
         vocab_size: int,
         eos_ids: frozenset[int] = frozenset(),
         tokenizer=None,
@@ -55,6 +52,7 @@ class Engine:
         if session.max_outstanding not in (0, 1):
             why = f"its session has max_outstanding {session.max_outstanding!r}; a row names rows of the step just before"
             raise BackendUnavailable("the backend breaks the engine's contract", why, "Let it be 0 or 1.")
+        plan = session.plan
         self.session, self.plan, self.vocab_size, self.eos_ids, self.tokenizer = session, plan, vocab_size, eos_ids, tokenizer
         self.pool = BlockPool(plan.num_blocks, plan.block_size, prefix_caching)
         self.policy = registry.load("policies", policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import NotEnoughMemory, OptionError
 from ..model.program import Program
@@ -21,10 +21,10 @@ class Device:
     """A card with memory of its own, as its backend sees it before anything is loaded.
 
     Attributes:
-        total, free: bytes.
+        total, free: bytes; `free` before this process took any for CUDA itself.
         dtype: of weights and activations where none is asked for.
         rows: tokens of a step where none are asked for.
-        needs: (program, dtype, rows, sequences, positions) -> bytes beside the cache.
+        needs: (program, dtype, rows, sequences, positions) -> bytes beside the cache, what CUDA itself takes included.
     """
 
     name: str
@@ -33,6 +33,24 @@ class Device:
     dtype: str
     rows: int
     needs: Callable[[Program, str, int, int, int], int]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a device is to hold of this process.
+
+    Attributes:
+        budget: bytes at most.
+        beside: bytes beside the cache: by arithmetic before loading, measured once the model has run (`settle`).
+        block_bytes: of a block of the cache.
+        least, most: blocks that will do, and that can be of use; the same where their number was asked for.
+    """
+
+    budget: int
+    beside: int
+    block_bytes: int
+    least: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,7 @@ class Plan:
         threads, isa: of the CPU backend; isa "" is the widest there is.
         reasons: field name -> why it has its value.
         dtype, enforce_eager: of the CUDA backend: of weights and activations, "" elsewhere; no graphs.
+        share: of a device with memory of its own, else None.
     """
 
     backend: str
@@ -59,6 +78,12 @@ class Plan:
     reasons: dict[str, str]
     dtype: str = "f32"
     enforce_eager: bool = False
+    share: Share | None = None
+
+    @property
+    def device_bytes(self) -> int:
+        """What the device will hold of this process, the cache included; 0 where there is no device."""
+        return self.share.beside + self.num_blocks * self.share.block_bytes if self.share else 0
 
 
 def kv_bytes_per_token(program: Program, dtype: str) -> int:
@@ -80,7 +105,8 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
             dtype, why["kv_cache_dtype"] = numbers, "that of the activations"
     block_bytes = options.block_size * kv_bytes_per_token(program, dtype)
     batched = options.max_num_batched_tokens or (device.rows if device else HOST_ROWS)
-    num_blocks, why["num_blocks"] = _blocks(options, program, block_bytes, _Memory.of(options, program, device, numbers, batched))
+    memory = _Memory.of(options, program, device, numbers, batched)
+    num_blocks, why["num_blocks"] = _blocks(options, program, block_bytes, memory)
     tokens = num_blocks * options.block_size
     max_model_len, why["max_model_len"] = _max_model_len(options, program, tokens, block_bytes)
     if batched > tokens:
@@ -101,16 +127,57 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
         reasons=why,
         dtype=numbers,
         enforce_eager=options.enforce_eager,
+        share=memory.share(options, program, num_blocks, block_bytes) if device else None,
+    )
+
+
+def settle(plan: Plan, beside: int) -> Plan:
+    """The plan of a device once it was measured to hold `beside` bytes beside the cache: the cache gets what the budget leaves.
+
+    Raises NotEnoughMemory where that is less than was asked for.
+    """
+    share = plan.share
+    left = max(0, share.budget - beside)
+    blocks = min(share.most, left // share.block_bytes)
+    if blocks < share.least:
+        raise NotEnoughMemory(
+            f"a cache of {share.least:,} blocks does not fit the device",
+            f"{format_bytes(share.least * share.block_bytes)} are needed; of {format_bytes(share.budget)} the model took "
+            f"{format_bytes(beside)} once it ran, {format_bytes(share.beside)} were expected",
+            "Give a larger device_memory_budget or gpu_memory_utilization, or ask for a smaller cache or max_model_len.",
+        )
+    reason = f"{format_bytes(left)} left of {format_bytes(share.budget)}, measured / {format_bytes(share.block_bytes)} per block"
+    if blocks == share.most:
+        reason = plan.reasons.get("num_blocks", "") if blocks == plan.num_blocks else "all that can be of use"
+    return replace(with_blocks(plan, blocks, reason), share=replace(share, beside=beside))
+
+
+def with_blocks(plan: Plan, blocks: int, reason: str) -> Plan:
+    """The plan with another number of blocks; requests and steps are no longer than they hold."""
+    tokens = blocks * plan.block_size
+    return replace(
+        plan,
+        num_blocks=blocks,
+        max_model_len=min(plan.max_model_len, tokens),
+        max_num_batched_tokens=min(plan.max_num_batched_tokens, tokens),
+        reasons=plan.reasons | {"num_blocks": reason},
     )
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """Where the cache goes: bytes free there (None: the system does not tell), and how many of them the cache gets unasked."""
+    """Where the cache goes.
+
+    Attributes:
+        free: bytes that it may take (None: the system does not tell).
+        budget: bytes that it gets unasked.
+        beside: bytes that a device holds beside it.
+    """
 
     free: int | None
     budget: int
     reason: str
+    beside: int = 0
 
     @classmethod
     def of(cls, options: Options, program: Program, device: Device | None, dtype: str, rows: int) -> _Memory:
@@ -119,7 +186,8 @@ class _Memory:
             return cls(measured_free_memory(), free // 4, f"a quarter of {format_bytes(free)} free")
         need = device.needs(program, dtype, rows, options.max_num_seqs, options.max_model_len or program.context)
         if options.device_memory_budget is not None:
-            budget, source = parse_bytes(options.device_memory_budget), "device_memory_budget"
+            limit = budget = parse_bytes(options.device_memory_budget)
+            source = "device_memory_budget"
             if budget > device.free:
                 raise NotEnoughMemory(
                     "device_memory_budget is more than the device has free",
@@ -129,8 +197,16 @@ class _Memory:
         else:
             share = options.gpu_memory_utilization or UTILIZATION
             budget, source = int(share * device.total) - (device.total - device.free), f"{share:.3g} of {device.name}'s memory"
+            limit = budget if options.gpu_memory_utilization else device.free
         reason = f"{source}, {format_bytes(budget)} of it free, without {format_bytes(need)} for weights and buffers"
-        return cls(max(0, device.free - need), max(0, budget - need), reason)
+        return cls(max(0, limit - need), max(0, budget - need), reason, need)
+
+    def share(self, options: Options, program: Program, blocks: int, block_bytes: int) -> Share:
+        """Of a device, for a cache of so many blocks."""
+        if options.num_blocks is not None or options.kv_cache_memory is not None:
+            return Share(self.beside + self.free, self.beside, block_bytes, blocks, blocks)
+        least = -(-(options.max_model_len or 1) // options.block_size)
+        return Share(self.beside + self.budget, self.beside, block_bytes, least, _enough(options, program))
 
 
 def _blocks(options: Options, program: Program, block_bytes: int, memory: _Memory) -> tuple[int, str]:
@@ -149,11 +225,15 @@ def _blocks(options: Options, program: Program, block_bytes: int, memory: _Memor
             f"Give kv_cache_memory at least {format_bytes(block_bytes)}.",
         )
     _check_fits(blocks, block_bytes, memory.free)
-    longest = options.max_model_len or program.context
-    enough = options.max_num_seqs * -(-longest // options.block_size)
+    enough = _enough(options, program)
     if options.kv_cache_memory is None and blocks > enough:
-        return enough, f"{options.max_num_seqs} requests of {longest:,} tokens"
+        return enough, f"{options.max_num_seqs} requests of {options.max_model_len or program.context:,} tokens"
     return blocks, f"{format_bytes(budget)} ({source}) / {format_bytes(block_bytes)} per block"
+
+
+def _enough(options: Options, program: Program) -> int:
+    """Blocks beyond which no request could use any."""
+    return options.max_num_seqs * -(-(options.max_model_len or program.context) // options.block_size)
 
 
 def _check_fits(blocks: int, block_bytes: int, free: int | None) -> None:

@@ -19,8 +19,9 @@ KV_DTYPE = "bf16"
 OPTIONS = frozenset({"dtype", "gpu_memory_utilization", "device_memory_budget", "enforce_eager"})
 INSTALL = "pip install nano-vllm[cuda]"
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/kfd", "/dev/dxg")  # what a card's driver makes on Linux
+LEAST_BLOCK = 16  # tokens of a block at least: tables of larger ones are shorter
 ROWS = 8192  # tokens of a step where none are asked for
-OTHERS = 512 * 2**20  # for what is not ours to count: the libraries' workspaces, kernels, graphs
+OTHERS = 512 * 2**20  # for what is measured only when a session has run: the libraries' workspaces, kernels, graphs
 
 
 def probe(options) -> Probe:
@@ -59,20 +60,27 @@ def device(options, infos: Mapping[str, TensorInfo]) -> Device:
     if interpreted():
         free = free_memory()
         return Device("Triton's interpreter", free, free // 4, "f32", ROWS, partial(needs, infos))
+    from .memory import context_bytes
+
+    context = context_bytes(torch.cuda.current_device())
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     dtype = "bf16" if torch.cuda.get_device_capability() >= (8, 0) else "f16"
-    return Device(torch.cuda.get_device_name(), total, free, dtype, ROWS, partial(needs, infos))
+    name = torch.cuda.get_device_name()
+    return Device(name, total, free + context, dtype, ROWS, lambda *sizes: context + needs(infos, *sizes))
 
 
 def needs(infos: Mapping[str, TensorInfo], program: Program, dtype: str, rows: int, sequences: int, length: int) -> int:
-    """Bytes that a session takes beside its cache."""
+    """Bytes that a session takes beside its cache and CUDA's context."""
     from .kernels.draw import Sampler
+    from .layout import capacity
     from .steps import sizes
     from .weights import DTYPES, nbytes
 
     buffers = sizes(program, DTYPES[dtype], rows, sequences).values()
     turns = sum(2 * 4 * len(rope.frequencies) * length for rope in program.ropes)
-    total = sum(count * kind.itemsize for count, kind in buffers) + turns + Sampler.bytes(program.vocab_size, sequences)
+    inputs = 4 * (rows + capacity(rows, sequences, sequences * -(-length // LEAST_BLOCK)))
+    total = sum(count * kind.itemsize for count, kind in buffers) + turns + inputs + Sampler.bytes(program.vocab_size, sequences)
     return nbytes(program, DTYPES[dtype], infos) + total + OTHERS
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 MIXED_ROWS = 256  # steps with prompts of up to so many tokens are captured, too: launches would take longer than they do
 MIXED_STEP = 32  # their rows are padded to multiples of it
-MOST = 160  # graphs at most
+MOST = 160  # graphs at most, where memory allows
 SECONDS = 2.0  # that opening a session may spend on captures
 
 
@@ -85,10 +85,11 @@ class Graphs:
     Args:
         shapes: that there may be.
         record: launches a shape's step on the current stream.
+        most: graphs at most.
     """
 
-    def __init__(self, shapes: Shapes, record: Callable[[Shape], None]) -> None:
-        self.shapes, self.record = shapes, record
+    def __init__(self, shapes: Shapes, record: Callable[[Shape], None], most: int = MOST) -> None:
+        self.shapes, self.record, self.most = shapes, record, most
         self.captured: dict[Shape, torch.cuda.CUDAGraph] = {}
         self.wishes: dict[Shape, None] = {}
         self.refused: set[Shape] = set()
@@ -119,7 +120,7 @@ class Graphs:
             granted = True
 
     def _capture(self, shape: Shape) -> None:
-        if len(self.captured) >= MOST:
+        if len(self.captured) >= self.most:
             self.refused.add(shape)
             return
         graph = torch.cuda.CUDAGraph()

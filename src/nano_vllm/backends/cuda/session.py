@@ -12,11 +12,11 @@ import torch
 from ...engine.backend import Batch, Result
 from ...errors import BatchError, EngineClosed, NotEnoughMemory, OptionError
 from ...formats import Tensor
-from ...memory.plan import Plan, kv_bytes_per_token
+from ...memory.plan import Plan, kv_bytes_per_token, with_blocks
 from ...model.program import Program
 from .._checks import check_batch
-from . import layout
-from .graphs import Graphs, Shapes, is_decode
+from . import layout, memory, sizing, warmup
+from .graphs import MOST, Graphs, Shapes, is_decode
 from .kernels import cache
 from .kernels.draw import Sampler
 from .layout import Shape
@@ -55,7 +55,9 @@ class Session:
     and write over buffers that it still uses.
 
     Attributes:
-        opening: seconds that the parts of opening took: weights, buffers, warm-up, graphs.
+        plan: with as many blocks as fit the budget once the model had run, where it came with a share of the device.
+        opening: seconds that the parts of opening took: weights, buffers, warm-up, cache, graphs.
+        held: what the device holds; None where that is this machine's own memory.
     """
 
     stages = STAGES
@@ -70,25 +72,50 @@ class Session:
             raise OptionError(f"{name} has no fp8", "its compute capability is under 8.9", "Ask for kv_cache_dtype int8.")
         check_supported(program)
         self.program, self.plan, self.device = program, plan, device
+        self.held = memory.held(device)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.opening: dict[str, float] = {}
+        self.kv_bytes_per_token = kv_bytes_per_token(program, plan.kv_cache_dtype)
+        self.drawn = 0  # ids that the last step leaves on the device
+        self.closed = False
+        self.graphs: Graphs | None = None
         try:
             with self._on_stream():
-                self._allocate(weights)
-        except torch.OutOfMemoryError as error:
+                self._open(weights, plan)
+        except BaseException as error:
+            self.close()  # else it would stay on the device as long as anybody keeps the error, whose frames know it
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
             raise NotEnoughMemory(
                 "the model cannot be loaded",
                 f"the device refused memory for weights, cache or buffers: {str(error).splitlines()[0]}",
                 "Give a smaller device_memory_budget, kv_cache_memory or max_num_batched_tokens, or a smaller model.",
             ) from error
-        self.kv_bytes_per_token = kv_bytes_per_token(program, plan.kv_cache_dtype)
-        self.drawn = 0  # ids that the last step leaves on the device
-        self.closed = False
-        if self.stream:
-            self._warm_up()
 
-    def _allocate(self, weights: Mapping[str, Tensor]) -> None:
-        plan, program = self.plan, self.program
+    def _open(self, weights: Mapping[str, Tensor], plan: Plan) -> None:
+        """Weights and buffers; steps on a small cache, to see what else the device will hold; the cache; graphs, which keep its
+        addresses."""
+        measured = self.held is not None and plan.share is not None
+        if measured:
+            self.plan = with_blocks(plan, warmup.blocks(plan), "to measure with")
+        self._allocate(weights, plan)
+        if self.held is not None:
+            with self._timed("warm-up"):
+                self._warm_up()
+            self.held.measure_libraries()
+        shapes = Shapes(plan.max_num_batched_tokens, plan.max_num_seqs)
+        usual = [] if plan.enforce_eager or not self.stream else list(shapes.usual(self.runner.tile_tokens))
+        most = MOST
+        if measured:
+            with self._timed("cache"):
+                most = sizing.size_cache(self, plan, shapes, len(usual))
+        if usual:
+            self.graphs = Graphs(shapes, self.record, most)
+            with self._timed("graphs"):
+                self.graphs.prepare(iter(usual))
+
+    def _allocate(self, weights: Mapping[str, Tensor], plan: Plan) -> None:
+        program = self.program
         with self._timed("weights"):
             loaded = DeviceWeights(program, weights, DTYPES[plan.dtype], self.device)
         self.weight_bytes = loaded.nbytes
@@ -97,8 +124,15 @@ class Session:
             self.sampler = Sampler(program.vocab_size, plan.max_num_seqs, self.device)
             most, self.max_table = plan.max_num_batched_tokens, plan.max_num_seqs * -(-plan.max_model_len // plan.block_size)
             self.staging = Staging(layout.capacity(most, plan.max_num_seqs, self.max_table), most, self.device)
-        eager = plan.enforce_eager or self.stream is None
-        self.graphs = None if eager else Graphs(Shapes(most, plan.max_num_seqs), self._record)
+            self.allocate_cache(self.plan.num_blocks)
+
+    def allocate_cache(self, blocks: int) -> None:
+        """In place of the one there is; no graph may know its addresses."""
+        self.runner.caches = []
+        if self.stream:
+            torch.cuda.empty_cache()
+        self.runner.allocate_cache(blocks)
+        self.kv_bytes = sum(c.nbytes for c in self.runner.caches)
 
     def submit(self, batch: Batch) -> Ticket:
         """Launches the step and returns; what goes wrong on the device is raised by the ticket's `result`."""
@@ -122,10 +156,15 @@ class Session:
         return Ticket(download, self._idle if padded and is_decode(padded) else None)
 
     def memory(self) -> dict[str, int]:
-        """Bytes allocated by owner: weights, kv, scratch."""
-        kv = sum(c.nbytes for c in self.runner.caches)
-        scratch = sum(b.numel() * b.element_size() for b in self.runner.buffers.values())
-        return {"weights": self.weight_bytes, "kv": kv, "scratch": scratch}
+        """Bytes of the device by owner: weights, kv, scratch (buffers), and on a card also context (CUDA's, where it came with
+        us), libraries (code, handles, stacks), graphs, and allocator: what PyTorch's rounds up, or keeps of steps."""
+        scratch = sum(b.nbytes for b in (*self.runner.tensors(), *self.sampler.tensors(), self.staging.inputs))
+        found = {"weights": self.weight_bytes, "kv": self.kv_bytes, "scratch": scratch}
+        if self.held is not None:
+            graphs = len(self.graphs.captured) * self.held.graph if self.graphs else 0
+            outside = {"context": self.held.context, "libraries": self.held.libraries, "graphs": graphs}
+            found |= outside | {"allocator": max(0, self.held.tensors() - sum(found.values()))}
+        return found
 
     def close(self) -> None:
         """Gives the memory back: the device's, and what is pinned of the host's."""
@@ -209,25 +248,17 @@ class Session:
                 sampler.edit(logits[some], part)
             sampler.draw(logits[some], part, ids[some][: len(logits[some])], limits)
 
-    def _record(self, shape: Shape) -> None:
+    def record(self, shape: Shape) -> None:
         """What a graph holds."""
         step = self.staging.step(shape, is_decode(shape))
         logits = self.runner.run(step)
         self.sampler.draw(logits, step.inputs, self.runner.last_ids[: shape.wanted], False)
 
     def _warm_up(self) -> None:
-        """Compiles or loads every kernel that a step may need, makes PyTorch's handles, and captures the usual steps, before a
-        request waits."""
-        from .warmup import batches
-
-        graphs, self.graphs = self.graphs, None
-        with self._timed("warm-up"):
-            for batch in batches(self.plan):
-                self.submit(batch).result()
-        self.drawn, self.graphs = 0, graphs
-        if graphs is not None:
-            with self._timed("graphs"), self._on_stream():
-                graphs.prepare(graphs.shapes.usual(self.runner.tile_tokens))
+        """Compiles or loads every kernel that a step may need, and makes PyTorch's handles, before a request waits."""
+        for batch in warmup.batches(self.plan):
+            self.submit(batch).result()
+        self.drawn = 0
 
 
 def edits(batch: Batch) -> bool:

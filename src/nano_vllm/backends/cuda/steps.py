@@ -88,7 +88,7 @@ class Runner:
 
     def __init__(self, program: Program, weights: DeviceWeights, plan: Plan, device: torch.device) -> None:
         self.program, self.weights, self.plan, self.device = program, weights, plan, device
-        dtype, cache_type = DTYPES[plan.dtype], cache.TYPES[plan.kv_cache_dtype]
+        dtype, self.cache_type = DTYPES[plan.dtype], cache.TYPES[plan.kv_cache_dtype]
         self.buffers = {
             name: torch.empty(count, dtype=kind, device=device)
             for name, (count, kind) in sizes(program, dtype, plan.max_num_batched_tokens, plan.max_num_seqs).items()
@@ -99,12 +99,20 @@ class Runner:
         self.segments = segments(program, lambda op: not isinstance(weights.matrices[op.weights], Packed))
         largest = max((m.shape[0] * m.shape[1] for m in weights.matrices.values() if isinstance(m, Packed)), default=0)
         self.buffers["unpacked"] = torch.empty(min(UNPACKED, largest), dtype=dtype, device=device)
-        blocks = plan.num_blocks, plan.block_size
-        self.caches = [cache.KVCache.of(*blocks, c.kv_heads, c.head_size, cache_type, device) for c in program.caches]
+        self.caches: list[cache.KVCache] = []
         self.turns = [tuple(torch.from_numpy(x).to(device) for x in turns(r, plan.max_model_len)) for r in program.ropes]
         self.last_ids = torch.zeros(plan.max_num_batched_tokens, dtype=torch.int32, device=device)
         attends = [op for op in program.ops if isinstance(op, Attend)]
-        self.tile_tokens = min((prefill.tile_rows(op.heads // op.kv_heads, dtype, cache_type)[1] for op in attends), default=1)
+        self.tile_tokens = min((prefill.tile_rows(op.heads // op.kv_heads, dtype, self.cache_type)[1] for op in attends), default=1)
+
+    def allocate_cache(self, blocks: int) -> None:
+        """Graphs keep the addresses: none may be captured before."""
+        layers = [(c.kv_heads, c.head_size) for c in self.program.caches]
+        self.caches = cache.allocate(blocks, self.plan.block_size, layers, self.cache_type, self.device)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What it holds beside weights and cache."""
+        return [*self.buffers.values(), *(x for pair in self.turns for x in pair), self.last_ids]
 
     def run(self, step: Step) -> torch.Tensor:
         """-> logits (wanted, vocabulary) float32, valid until the next step."""

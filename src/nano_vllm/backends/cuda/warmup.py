@@ -30,6 +30,11 @@ def batches(plan: Plan) -> Iterator[Batch]:
     yield batch(largest(plan), plan)
 
 
+def blocks(plan: Plan) -> int:
+    """Of a cache that these steps can run on as they would on the plan's."""
+    return min(plan.num_blocks, max(plan.max_num_seqs, -(-plan.max_num_batched_tokens // plan.block_size)))
+
+
 def largest(plan: Plan) -> list[int]:
     """Lengths of prompts that together have as many tokens as a step may, or few less."""
     most = min(plan.max_num_batched_tokens, plan.num_blocks * plan.block_size)

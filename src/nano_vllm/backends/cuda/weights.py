@@ -169,7 +169,8 @@ def nbytes(program: Program, dtype: torch.dtype, infos: Mapping[str, TensorInfo]
         known = [infos[name] for name in group if name in infos]
         if len(known) == len(group) and stays_packed(known):
             total += sum(info.nbytes for info in known)
-            packed = UNPACKED
+            numbers = sum(int(np.prod(program.parameters[name])) for name in group)
+            packed = max(packed, min(UNPACKED, numbers))
         else:
             total += sum(int(np.prod(program.parameters[name])) for name in group) * dtype.itemsize
     return total + packed * dtype.itemsize

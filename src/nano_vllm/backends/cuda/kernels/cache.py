@@ -7,6 +7,8 @@ scale 0; one with a NaN or an infinity has the scale NaN.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,7 @@ TYPES = {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
 }
+ALIGNED = 256  # bytes: where a layer begins; of less Triton makes slower loads, and kernels anew
 UNITS = {torch.int8: 127, torch.float8_e4m3fn: 448}  # of those with scales: what the largest number of a vector becomes
 
 
@@ -44,9 +47,7 @@ class KVCache:
 
     @classmethod
     def of(cls, blocks: int, block_size: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-        lines = (2, blocks, kv_heads, block_size)
-        scales = torch.zeros(lines, device=device) if dtype in UNITS else (None, None)
-        return cls(*torch.zeros(*lines, size, dtype=dtype, device=device), *scales)
+        return allocate(blocks, block_size, [(kv_heads, size)], dtype, device)[0]
 
     @property
     def units(self) -> int:
@@ -64,6 +65,29 @@ class KVCache:
     @property
     def scales(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         return self.key_scales, self.value_scales
+
+
+def allocate(
+    blocks: int, block_size: int, layers: Iterable[tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> list[KVCache]:
+    """Caches of layers with (kv_heads, size), full of zeros, in one allocation: the device gives memory in pieces of 2 MiB, and a
+    single rounding can be foreseen."""
+    parts: list[tuple[torch.dtype, tuple[int, ...]]] = []
+    for kv_heads, size in layers:
+        lines = (2, blocks, kv_heads, block_size)
+        parts.append((dtype, (*lines, size)))
+        parts += [(torch.float32, lines)] if dtype in UNITS else []
+    starts = [0]
+    for kind, shape in parts:
+        starts.append(-(-(starts[-1] + math.prod(shape) * kind.itemsize) // ALIGNED) * ALIGNED)
+    space = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+    views = [
+        space[start : start + math.prod(shape) * kind.itemsize].view(kind).view(shape)
+        for start, (kind, shape) in zip(starts, parts)
+    ]
+    if dtype not in UNITS:
+        return [KVCache(*numbers, None, None) for numbers in views]
+    return [KVCache(*numbers, *scales) for numbers, scales in zip(views[::2], views[1::2])]
 
 
 @triton.jit

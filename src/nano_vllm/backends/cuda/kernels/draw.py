@@ -29,6 +29,9 @@ class Sampler:
         self.border_ids = torch.empty(rows, dtype=torch.int32, device=device)
         self.counts = torch.zeros(HISTORIES, vocab, dtype=torch.int32, device=device)
 
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.tops, self.arguments, self.sums, self.borders, self.border_ids, self.counts]
+
     @staticmethod
     def bytes(vocab: int, rows: int) -> int:
         """That a sampler takes of the device."""
