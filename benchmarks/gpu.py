@@ -173,10 +173,10 @@ def ceilings() -> dict:
 
 
 def held(session, before: int | None) -> str:
-    """What the plan promised against what the device holds; `before`: NVML's bytes in use when the process began."""
+    """What was promised before loading against what the device holds; `before`: NVML's bytes in use when the process began."""
     from nano_vllm.backends.cuda import memory
 
-    promised, used, after = session.plan.device_bytes, session.held.total(), memory.nvml_used(0)
+    promised, used, after = session.plan.share.promised, session.held.total(), memory.nvml_used(0)
     nvml = "" if before is None or after is None else f" (NVML {(after - before) / 1e9:.2f})"
     owners = session.memory()
     parts = ", ".join(f"{name} {count / 1e9:.3f}" for name, count in owners.items())

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nano_vllm.engine.thread import EngineThread
-from nano_vllm.errors import EngineClosed
+from nano_vllm.errors import EngineClosed, ModelUnloaded
 from nano_vllm.sampling.params import SamplingParams
 
 from .fake import Client, answer
@@ -108,6 +108,31 @@ def test_a_block_that_is_lost_is_noticed_when_idle():
     threaded.thread._thread.join(30)
     with pytest.raises(EngineClosed, match="1 of 64 blocks"):
         threaded.submit([1, 2, 3])
+
+
+def test_closing_with_an_error_ends_what_runs_with_it(threaded):
+    threaded.stand_still()
+    requests = threaded.submit([1, 2, 3], [4, 5, 6])
+    threaded.thread.close(ModelUnloaded("gone", "for a reason", "a mend"))
+    ends = threaded.ends(2)
+    assert [(u.request, u.finish_reason, str(u.error)) for u in ends] == [
+        (r, "error", "gone: for a reason. a mend") for r in requests
+    ]
+    errors = []
+    for _ in range(2):
+        with pytest.raises(ModelUnloaded, match="gone: for a reason. a mend") as told:
+            threaded.submit([1, 2, 3])
+        errors.append(told.value)
+    assert errors[0] is not errors[1]
+
+
+def test_steps_under_way_are_not_kept_after_closing():
+    threaded = Threaded(max_outstanding=1)
+    threaded.submit([1, 2, 3])
+    threaded.ends(1)
+    threaded.thread.call(lambda engine: engine.outstanding.append("a step"))
+    threaded.thread.close()
+    assert not threaded.engine.outstanding
 
 
 def test_closing_from_the_engines_own_thread(threaded):

@@ -16,7 +16,7 @@ from nano_vllm.backends.cuda import memory, sizing, warmup  # noqa: E402
 from nano_vllm.backends.cuda.graphs import Shapes  # noqa: E402
 from nano_vllm.backends.cuda.kernels import cache  # noqa: E402
 from nano_vllm.backends.cuda.session import Session  # noqa: E402
-from nano_vllm.errors import NotEnoughMemory  # noqa: E402
+from nano_vllm.errors import ModelFileError, NotEnoughMemory  # noqa: E402
 from nano_vllm.memory.plan import Device, kv_bytes_per_token, resolve, settle  # noqa: E402
 from nano_vllm.model.program import lower  # noqa: E402
 from nano_vllm.options import options  # noqa: E402
@@ -59,7 +59,7 @@ def test_what_was_asked_for_is_kept_or_refused():
     assert asked.device_bytes == 100 * MB + 500 * BLOCK
     settled = settle(asked, 120 * MB)
     assert settled.num_blocks == 500 and settled.reasons["num_blocks"] == asked.reasons["num_blocks"]
-    assert settled.device_bytes == 120 * MB + 500 * BLOCK
+    assert settled.device_bytes == 120 * MB + 500 * BLOCK and settled.share.promised == asked.device_bytes
     with pytest.raises(NotEnoughMemory, match="500 blocks does not fit"):
         settle(asked, 200 * MB - 500 * BLOCK + 1)
     few = planned(PROGRAM, 100 * MB, max_num_seqs=2, device_memory_budget=200 * MB)
@@ -115,9 +115,9 @@ def made(monkeypatch):
     monkeypatch.setattr(memory, "held", held)
     monkeypatch.setattr(Session, "_warm_up", lambda session: setattr(session.held, "ran", 1))
 
-    def open(plan):
+    def open(plan, without=None):
         gc.collect()
-        return cuda.open(PROGRAM, weights(PROGRAM), plan)
+        return cuda.open(PROGRAM, {n: tensor for n, tensor in weights(PROGRAM).items() if n != without}, plan)
 
     open.helds = helds
     return open
@@ -146,6 +146,15 @@ def test_a_budget_that_does_not_do_once_measured_is_an_error_and_leaves_nothing(
         made(plan)
     gc.collect()
     assert made.helds[0].tensors() < MB and told.value.exit_code == 2
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing(made):
+    """As long as somebody keeps the error, too, in whose frames the weights are."""
+    plan = tiny.plan("cuda", num_blocks=9, max_num_seqs=4, max_num_batched_tokens=32)
+    with pytest.raises(ModelFileError) as told:
+        made(plan, without="final_norm")
+    gc.collect()
+    assert made.helds[0].tensors() < 10_000 and told.value.__traceback__ is not None
 
 
 def test_a_plan_without_a_share_is_what_it_says(made):

@@ -108,6 +108,7 @@ class EngineThread:
                 command()
         for request in list(engine.requests.values()):
             self._end(request)
+        engine.outstanding.clear()  # nobody waits for these steps, and their results take memory
 
     def _end(self, request: Request) -> None:
         """A request's last update, in whatever state a fault has left the engine's books."""

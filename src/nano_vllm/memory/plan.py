@@ -44,6 +44,7 @@ class Share:
         beside: bytes beside the cache: by arithmetic before loading, measured once the model has run (`settle`).
         block_bytes: of a block of the cache.
         least, most: blocks that will do, and that can be of use; the same where their number was asked for.
+        promised: bytes that it was to hold as planned before loading, the cache included.
     """
 
     budget: int
@@ -51,6 +52,7 @@ class Share:
     block_bytes: int
     least: int
     most: int
+    promised: int
 
 
 @dataclass(frozen=True)
@@ -203,10 +205,11 @@ class _Memory:
 
     def share(self, options: Options, program: Program, blocks: int, block_bytes: int) -> Share:
         """Of a device, for a cache of so many blocks."""
+        promised = self.beside + blocks * block_bytes
         if options.num_blocks is not None or options.kv_cache_memory is not None:
-            return Share(self.beside + self.free, self.beside, block_bytes, blocks, blocks)
+            return Share(self.beside + self.free, self.beside, block_bytes, blocks, blocks, promised)
         least = -(-(options.max_model_len or 1) // options.block_size)
-        return Share(self.beside + self.budget, self.beside, block_bytes, least, _enough(options, program))
+        return Share(self.beside + self.budget, self.beside, block_bytes, least, _enough(options, program), promised)
 
 
 def _blocks(options: Options, program: Program, block_bytes: int, memory: _Memory) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
+from traceback import clear_frames
 
 import numpy as np
 import torch
@@ -83,7 +84,8 @@ class Session:
             with self._on_stream():
                 self._open(weights, plan)
         except BaseException as error:
-            self.close()  # else it would stay on the device as long as anybody keeps the error, whose frames know it
+            clear_frames(error.__traceback__)  # else tensors would stay on the device as long as anybody keeps the error
+            self.close()
             if not isinstance(error, torch.OutOfMemoryError):
                 raise
             raise NotEnoughMemory(
