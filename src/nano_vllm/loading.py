@@ -63,14 +63,13 @@ class Loaded:
             if opened.spec != self.spec:
                 why = "its layers or sizes are not those of the model that was loaded first"
                 raise ModelFileError(f"{self.path} is another model now", why, "Put the first one back, or load this one anew.")
-            self._start(opened, lower(opened.spec))
+            program = lower(opened.spec)
+            self._start(opened, program, _plan(self.options, self.plan.backend, opened, program))
         finally:
             opened.close()
 
-    def _start(self, opened: OpenedModel, program: Program, plan: Plan | None = None) -> None:
-        backend, options = registry.load("backends", self.plan.backend), self.options
-        plan = plan or _plan(options, self.plan.backend, backend, opened, program)
-        session = backend.open(program, opened.weights, plan)
+    def _start(self, opened: OpenedModel, program: Program, plan: Plan) -> None:
+        options, session = self.options, registry.load("backends", plan.backend).open(program, opened.weights, plan)
         self.plan = session.plan
         self.engine = Engine(
             session,
@@ -86,23 +85,24 @@ class Loaded:
 def load(options: Options) -> Loaded:
     """Opens the model and its backend. Every error is typed and comes before memory is taken where that can be."""
     logging.getLogger("nano_vllm").setLevel(options.log_level.upper())
-    name, backend = choose_backend(options)
+    name, _ = choose_backend(options)
     path = resolve_path(options.model, options)
     opened = open_model(path)
     try:
         program = lower(opened.spec)
-        plan = _plan(options, name, backend, opened, program)
+        plan = _plan(options, name, opened, program)
         tokenizer = open_tokenizer(options, opened, program)
         ends = eos_ids(opened, tokenizer, program.vocab_size)
         recommended = ALIASES[options.model].generation_config if options.model in ALIASES else {}
-        loaded = Loaded(options, path, opened.spec, tokenizer, recommended | opened.generation_config, ends, plan)
+        loaded = Loaded(options, path.absolute(), opened.spec, tokenizer, recommended | opened.generation_config, ends, plan)
         loaded._start(opened, program, plan)
     finally:
         opened.close()
     return loaded
 
 
-def _plan(options: Options, name: str, backend: ModuleType, opened: OpenedModel, program: Program) -> Plan:
+def _plan(options: Options, name: str, opened: OpenedModel, program: Program) -> Plan:
+    backend = registry.load("backends", name)
     device = backend.device(options, opened.weights.infos) if hasattr(backend, "device") else None
     return resolve(options, program, name, backend.KV_DTYPE, device)
 
