@@ -103,7 +103,8 @@ class Runner:
         self.turns = [tuple(torch.from_numpy(x).to(device) for x in turns(r, plan.max_model_len)) for r in program.ropes]
         self.last_ids = torch.zeros(plan.max_num_batched_tokens, dtype=torch.int32, device=device)
         attends = [op for op in program.ops if isinstance(op, Attend)]
-        self.tile_tokens = min((prefill.tile_rows(op.heads // op.kv_heads, dtype, self.cache_type)[1] for op in attends), default=1)
+        tiles = (prefill.tile_rows(op.heads // op.kv_heads, dtype, self.cache_type) for op in attends)
+        self.tile_tokens = min((tokens for _, tokens in tiles), default=1)
 
     def allocate_cache(self, blocks: int) -> None:
         """Graphs keep the addresses: none may be captured before."""
