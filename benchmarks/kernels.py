@@ -25,13 +25,13 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from cpu.ceilings import read_bandwidth, together
 from kernel_cases import SMALL, Case, Shape, cases, check
 
 from nano_vllm import _native
 from nano_vllm._native import kernels
 from nano_vllm.backends import cpu
 from nano_vllm.backends._rounding import quantize_rows
+from nano_vllm.backends.cpu.rates import read_bandwidth, together
 from nano_vllm.memory.machine import physical_cores
 from nano_vllm.model.program import Cache
 

@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "running": {"engine.thread", "loading", "options"},
     "async_llm": {"engine.request", "llm", "outputs", "sampling"},
     "perplexity": {"engine.backend", "sampling"},
-    "cli": TOP | {"llm", "perplexity"},
+    "bench": {"engine.backend", "model.program", "sampling"},
+    "cli": TOP | {"bench", "llm", "perplexity"},
     "__init__": {"async_llm", "errors", "llm", "outputs", "sampling"},
     "__main__": {"cli"},
 }

@@ -1,6 +1,6 @@
 """Nano-vLLM beside llama.cpp, its server, OpenVINO GenAI and onnxruntime-genai on the CPU.
 
-    python -m benchmarks.cpu [--models m1-q4_1 FILE.gguf …] [--only decode prefill …] [--quick] [--json FILE] [--plot FILE.svg]
+    python -m benchmarks.cpu [--models m1-q4_1 FILE.gguf …] [--only latency prefill …] [--quick] [--json FILE] [--plot FILE.svg]
 
 Run it from the repository's folder, on a machine that does nothing else. Each engine lives in its own process; only one works at
 a time, in turn, on the same fresh prompts, so that a machine whose speed drifts treats all alike. What the machine can do is
@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
+from nano_vllm.backends.cpu.rates import int8_peak, read_bandwidth
+from nano_vllm.bench.workloads import GROUPS, Line, Sizes, draw, figure, lines
 from nano_vllm.memory.machine import usable_cpus
 from nano_vllm.options import cache_dir
 
 from . import report
-from .ceilings import int8_peak, read_bandwidth
 from .engines import ENGINES, OURS, serves
 from .models import KNOWN, NAMES, multiply_adds, prepare
 from .plot import svg
-from .workloads import GROUPS, Line, Sizes, draw, figure, lines
 
 ROOT = Path(__file__).parents[2]
 ONNX = "m1-q4_1"  # the file from whose numbers onnxruntime's model is made
@@ -74,7 +74,7 @@ def run_all(workers: list[Worker], wanted: list[Line], sizes: Sizes) -> tuple[di
     for run, group in {line.run: line.group for line in wanted}.items():
         print(f"… {run}", file=sys.stderr, flush=True)
         for repeat in range(-1, sizes.repeats):  # the first warms up and does not count
-            phases = draw(run, sizes, rng)
+            phases = draw(run, sizes, rng, repeat + 1)
             for worker in (w for w in workers if w.absent is None and serves(w.engine, [group])):
                 answers = [worker(phase) for phase in phases]
                 if None in answers:
@@ -117,7 +117,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--models", nargs="+", default=[], help=f"of {', '.join(KNOWN)}, or GGUF files; {DEFAULT}")
-    add("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="parts of the table")
+    usual = [group for group in GROUPS if group != "queue"]
+    add("--only", nargs="+", choices=GROUPS, default=usual, help="parts of the table; default all but queue")
     add("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
     add("--threads", type=int, default=usable_cpus())
     add("--repeats", type=int, help="of each measurement, default 5; --quick 1")

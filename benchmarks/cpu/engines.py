@@ -4,7 +4,7 @@
 
 The first line says that it is ready, or why not. An engine answers a phase with `seconds`, `first_s` (until the first request
 has its first token; null where it is not told), `tokens` and, if it counts them, `prefix_hits`; with null where it does not serve
-such a phase.
+such a phase. This runs in Pythons that do not have this project.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 
 from .llama_server import LlamaServer
 from .onnx_genai import OnnxGenAI
-from .workloads import GROUPS
 
 OURS = "nano-vllm"
 KV_GB = 2
@@ -130,7 +129,7 @@ class OpenVINO:
 
 ENGINES = {OURS: Nano, "llama.cpp": Llama, "llama-server": LlamaServer, "OpenVINO": OpenVINO, "onnxruntime": OnnxGenAI}
 # Groups that an engine is asked for; others are asked for all.
-SERVES = {"llama-server": ("batch", "shared", "scaling"), "onnxruntime": ("decode", "prefill")}
+SERVES = {"llama-server": ("throughput", "shared", "scaling"), "onnxruntime": ("latency", "prefill")}
 INSTALL = {
     OURS: "pip install .",
     "llama.cpp": 'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python ".[bench]"',
@@ -142,7 +141,7 @@ INSTALL = {
 
 
 def serves(name: str, groups: list[str]) -> list[str]:
-    return [group for group in groups if group in SERVES.get(name, GROUPS)]
+    return [group for group in groups if group in SERVES.get(name, groups)]
 
 
 def work(name: str, settings: dict) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 
+from nano_vllm.bench.table import digits
+from nano_vllm.bench.workloads import Line, Sizes
+
 from .engines import OURS
-from .workloads import Line, Sizes
 
 
 def medians(figures: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
@@ -31,10 +33,6 @@ def of_ceiling(line: Line, figure: float, facts: dict, ceilings: dict, sizes: Si
         rate = figure * (facts["layers"] + facts["head"] / line.tokens)
         return f"{rate / 1e9:.0f} G multiply-adds/s, {100 * rate / ceilings['int8_per_s']:.0f} % of the int8 peak"
     return ""
-
-
-def digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def table(result: dict, lines: list[Line], ceilings: dict, sizes: Sizes) -> str:

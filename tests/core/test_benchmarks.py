@@ -13,7 +13,8 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from benchmarks.cpu import __main__ as main
-from benchmarks.cpu import engines, models, plot, report, workloads
+from benchmarks.cpu import engines, models, plot, report
+from nano_vllm.bench import workloads
 from nano_vllm.model.weights import open_model
 
 from .models import numbers, write_gguf
@@ -45,7 +46,9 @@ def test_a_table_has_medians_ratios_and_fractions():
     assert rows[1].split() == "decode, one stream, tok/s 190.0 100.0 1.90 50.0 3.80 18.9 GB/s, 95 % of the bandwidth".split()
     assert rows[2].split() == "first token of 128, ms 60.0 90.0 1.50 – –".split()
     # 1000 tok/s × (100 M + 51.2 G / 512) = 200 G/s of 400
-    assert rows[3].split() == "prefill 512, tok/s 1000 500.0 2.00 2000 0.50 200 G multiply-adds/s, 50 % of the int8 peak".split()
+    assert (
+        rows[3].split() == "prefill 512, tok/s 1,000 500.0 2.00 2,000 0.50 200 G multiply-adds/s, 50 % of the int8 peak".split()
+    )
     assert "prompts 0, in them 3" in rows[4] and rows[5].endswith("abc")
 
 
@@ -71,7 +74,7 @@ def test_the_best_peer_is_of_any_file_of_the_model():
 def test_figures_of_phases():
     one = [{"seconds": 1.5, "first_s": 0.23, "tokens": 128}]
     two = [{"seconds": 2.0, "first_s": 1.0, "tokens": 32}, {"seconds": 3.0, "first_s": 0.5, "tokens": 480}]
-    wanted = {"decode": 100.0, "first_token": 230.0, "prefill_512": 512 / 0.23, "batch_32": 128 / 1.5, "scaling_8": 128 / 1.5}
+    wanted = {"decode": 100.0, "first_token": 230.0, "prefill_512": 512 / 1.5, "batch_32": 128 / 1.5, "scaling_8": 128 / 1.5}
     for key, value in wanted.items():
         assert workloads.figure(LINES[key], one) == pytest.approx(value)
     assert workloads.figure(LINES["shared_after_one"], two) == 5.0
@@ -80,14 +83,14 @@ def test_figures_of_phases():
 def test_prompts_are_fresh_and_lengths_are_not():
     rng = np.random.default_rng(5)
     for line in LINES.values():
-        first, second = workloads.draw(line.run, SIZES, rng), workloads.draw(line.run, SIZES, rng)
+        first, second = (workloads.draw(line.run, SIZES, rng, repeat) for repeat in (0, 1))
         lengths = [[(len(ids), new) for ids, new in phase] for phase in first]
         assert lengths == [[(len(ids), new) for ids, new in phase] for phase in second]
         assert first[0][0][0][:16] != second[0][0][0][:16]
         assert max(a + b for phase in lengths for a, b in phase) <= SIZES.longest_request
-    (alone,), rest = workloads.draw("shared_after_one", SIZES, rng)
+    (alone,), rest = workloads.draw("shared_after_one", SIZES, rng, 0)
     assert len(rest) == 15 and all(ids[:1024] == alone[0][:1024] and ids[1024:] != alone[0][1024:] for ids, _ in rest)
-    batch = workloads.draw("batch", SIZES, rng)[0]
+    batch = workloads.draw("batch", SIZES, rng, 0)[0]
     assert len(batch) == 32 and len({tuple(ids[:16]) for ids, _ in batch}) == 32
 
 
@@ -138,7 +141,7 @@ def test_a_worker_says_what_is_missing_and_what_failed(monkeypatch, capsys):
 def test_an_engine_is_asked_for_its_groups_alone():
     ours, server = Told("nano-vllm", 1.0), Told("llama-server", 2.0)
     wanted = [LINES[key] for key in ("decode", "prefill_512", "scaling_1")]
-    assert [line.group for line in wanted] == ["decode", "prefill", "scaling"]
+    assert [line.group for line in wanted] == ["latency", "prefill", "scaling"]
     figures, _ = main.run_all([ours, server], wanted, SIZES.with_repeats(1))
     assert figures["scaling_1"] == {"nano-vllm": [128.0], "llama-server": [64.0]}
     assert figures["decode"]["llama-server"] == figures["prefill_512"]["llama-server"] == []

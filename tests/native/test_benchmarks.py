@@ -11,7 +11,9 @@ import pytest
 
 from benchmarks import kernel_cases
 from nano_vllm import _native, registry
-from nano_vllm.backends import reference
+from nano_vllm.backends import cpu, reference
+from nano_vllm.backends.cpu import rates
+from nano_vllm.options import options
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/kernels.py"
 CASES = kernel_cases.cases(kernel_cases.SMALL, ["f16", "f32"])
@@ -56,3 +58,12 @@ def test_the_script_checks_by_name():
     command = [sys.executable, SCRIPT, "--check", "--isa", "generic", "--kernel", "norm", "decode f16", "quantize"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "generic: 3 kernels give the definition's numbers\n"), done.stderr
+
+
+def test_the_machines_ceilings(monkeypatch):
+    """A vector's products on one thread are more than those one by one, and both more than nothing."""
+    monkeypatch.setattr(rates, "READ", 2**24)
+    found = cpu.ceilings(options(threads=1))
+    assert found.multiplied == "int8" and found.bytes_per_s > 10**7
+    slow, isas = rates.int8_peak(1, "generic", 2), _native.kernels.isas()
+    assert isas == ["generic"] or found.multiply_adds_per_s > slow > 10**5

@@ -6,6 +6,7 @@ import argparse
 from contextlib import contextmanager
 from dataclasses import replace
 
+from ..errors import OptionError
 from . import _flags
 
 
@@ -15,6 +16,14 @@ def checked(args: argparse.Namespace) -> dict:
 
     given = _flags.asked(args, _flags.sampling_flags())
     SamplingParams(**given)
+    return given
+
+
+def named(args: argparse.Namespace) -> dict:
+    """The options that were given, of a command whose first argument `name` is the model, too."""
+    given = _flags.asked(args, _flags.model_flags())
+    if args.name and given.setdefault("model", args.name) != args.name:
+        raise OptionError("two models are named", f"{args.name!r} and {given['model']!r}", "Name one.")
     return given
 
 

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from dataclasses import fields
 
-from ..errors import NanoVLLMError, OptionError
+from ..errors import NanoVLLMError
 from . import _flags, _terminal
 
 HELP = "what a model holds, what is planned for it, what each backend says"
@@ -133,11 +133,9 @@ def main(args: argparse.Namespace) -> int:
     from ..model.weights import open_model
     from ..options import options
     from ..sources.resolve import resolve
+    from . import _model
 
-    given = _flags.asked(args, _flags.model_flags())
-    if args.name and given.setdefault("model", args.name) != args.name:
-        raise OptionError("two models are named", f"{args.name!r} and {given['model']!r}", "Name one.")
-    asked = options(**given)
+    asked = options(**_model.named(args))
     opened = open_model(resolve(asked.model, asked))
     try:
         describe(opened)

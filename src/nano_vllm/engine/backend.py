@@ -8,6 +8,7 @@ A backend is a module in `backends/` with
     def probe(options) -> Probe                     # usable, or the reason and the mend
     def open(program, weights, plan) -> Session     # weights: Mapping[str, Tensor], each read once
     def device(options, infos) -> Device            # where it has memory of its own to plan with; see memory/plan.py
+    def ceilings(options) -> Ceilings | None        # where it can measure them; nothing is loaded then
 
 The engine owns block ids, the session owns block bytes.
 """
@@ -36,6 +37,15 @@ class Probe:
     mend: str = ""
     details: dict[str, str] = field(default_factory=dict)
     notable: bool = True
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine can do, measured: bytes read per second, and multiply-adds per second in numbers of type `multiplied`."""
+
+    bytes_per_s: float
+    multiply_adds_per_s: float
+    multiplied: str
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from types import ModuleType
 
-from ...engine.backend import Probe
+from ...engine.backend import Ceilings, Probe
 from ...errors import BackendUnavailable, OptionError
 from ...formats import Tensor
 from ...memory.machine import physical_cores
@@ -55,6 +55,14 @@ def open(program: Program, weights: Mapping[str, Tensor], plan: Plan):
     from .session import Session
 
     return Session(native, program, weights, plan)
+
+
+def ceilings(options) -> Ceilings:
+    """What memory and multipliers do with the threads that a session would have; takes seconds."""
+    from .rates import int8_peak, read_bandwidth
+
+    threads = options.threads or physical_cores()[0]
+    return Ceilings(read_bandwidth(threads), int8_peak(threads, options.isa), "int8")
 
 
 def _native() -> ModuleType:

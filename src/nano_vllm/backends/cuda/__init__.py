@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from ...engine.backend import Probe
+from ...engine.backend import Ceilings, Probe
 from ...errors import BackendUnavailable
 from ...formats import Tensor, TensorInfo
 from ...memory.machine import free_memory
@@ -105,3 +105,12 @@ def open(program: Program, weights: Mapping[str, Tensor], plan: Plan):
     if not torch.cuda.is_available():
         raise BackendUnavailable("the cuda backend cannot run here", "PyTorch sees no GPU", "Use backend cpu.")
     return Session(program, weights, plan, torch.device("cuda", torch.cuda.current_device()))
+
+
+def ceilings(options) -> Ceilings | None:
+    """What the card reads and multiplies in the type that weights would have; None where kernels are interpreted."""
+    if interpreted():
+        return None
+    from .rates import measured
+
+    return measured(options.dtype)

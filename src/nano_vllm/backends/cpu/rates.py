@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
 import threading
 import time
@@ -10,7 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-READ = 2**30  # bytes, more than any cache holds
+from ...memory.machine import free_memory
+
+READ = 2**30  # bytes, more than any cache holds; less where memory is short
 
 
 def together(work: Callable[[int], int], threads: int, repeats: int) -> float:
@@ -32,8 +35,9 @@ def together(work: Callable[[int], int], threads: int, repeats: int) -> float:
     return best
 
 
-def read_bandwidth(threads: int, repeats: int = 8, size: int = READ) -> float:
+def read_bandwidth(threads: int, repeats: int = 8) -> float:
     """Bytes per second, of the faster of two readers: C's memchr for a byte that is nowhere, and NumPy's maximum."""
+    size = min(READ, free_memory() // 4)
     arrays = [np.ones(size // threads // 4, np.float32) for _ in range(threads)]
     memchr = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None).memchr
     memchr.argtypes, memchr.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
@@ -50,10 +54,9 @@ def read_bandwidth(threads: int, repeats: int = 8, size: int = READ) -> float:
     return max(together(reader, threads, repeats) for reader in (search, maximum))
 
 
-def int8_peak(threads: int, repeats: int = 8) -> float:
-    """Multiply-adds of int8 per second, without memory, on the widest instruction set."""
-    from nano_vllm._native import kernels
-
-    isa = kernels.isas()[0]
+def int8_peak(threads: int, isa: str | None = None, repeats: int = 8) -> float:
+    """Multiply-adds of int8 per second, without memory, on an instruction set; None: the widest."""
+    kernels = importlib.import_module("nano_vllm._native").kernels
+    isa = isa or kernels.isas()[0]
     steps = 20_000 if isa == "generic" else 1_000_000
     return together(lambda i: kernels.spin(isa, "q8", steps), threads, repeats)
