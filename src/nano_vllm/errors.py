@@ -110,5 +110,11 @@ class ModelUnloaded(EngineClosed):
     """The model was unloaded, and not loaded again: before the request came, or while it ran."""
 
 
+class RankLost(NanoVLLMError, RuntimeError):
+    """One of the processes that a model is divided among has ended, and the model with it."""
+
+    status = 503
+
+
 class BatchError(NanoVLLMError, ValueError):
     """A backend was given a step that its contract does not allow: a fault of the engine, never of a request."""

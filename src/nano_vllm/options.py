@@ -33,6 +33,7 @@ class Options:
             share; no more than max_num_seqs requests of full length need.
         gpu_memory_utilization: share of a GPU's memory that may be filled, what others use already included; default 0.9.
         device_memory_budget: bytes of a GPU that weights, cache, buffers and CUDA itself may take together; one of the two.
+        tensor_parallel_size: GPUs that each layer is divided among, a process each.
         max_model_len: longest prompt and answer together, at least 2; default what the model was trained for, if the cache
             holds it.
         max_num_seqs: requests that run at once.
@@ -59,6 +60,7 @@ class Options:
     kv_cache_memory: int | float | str | None = None
     gpu_memory_utilization: float | None = None
     device_memory_budget: int | float | str | None = None
+    tensor_parallel_size: int = 1
     max_model_len: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
@@ -106,7 +108,7 @@ def check(opts: Options) -> Options:
     def refuse(name: str, why: str, mend: str = "") -> None:
         raise OptionError(f"option {name} = {getattr(opts, name)!r} is not valid", why, mend)
 
-    for name in ("block_size", "max_num_seqs"):
+    for name in ("block_size", "max_num_seqs", "tensor_parallel_size"):
         if not _is_count(getattr(opts, name)):
             refuse(name, "it is a whole number of at least 1")
     for name in ("num_blocks", "max_model_len", "max_num_batched_tokens", "threads"):

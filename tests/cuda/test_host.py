@@ -78,7 +78,7 @@ def test_warm_up_stays_within_the_plan():
             assert batch.block_tables[0].max() < plan.num_blocks and batch.positions.max() < plan.max_model_len
 
 
-DEVICE = Device("a card", 10**9, 8 * 10**8, "bf16", 64, partial(cuda.needs, {}))
+DEVICE = Device("a card", 10**9, 8 * 10**8, "bf16", 64, partial(cuda.needs, {}, 1))
 
 
 def made(program, **asked):
@@ -109,10 +109,10 @@ def test_the_cache_gets_what_the_device_has_left():
 def test_needs_count_weights_and_buffers():
     program = lower(model())
     weights = sum(int(np.prod(shape)) * (2 if len(shape) == 2 else 4) for shape in program.parameters.values())
-    least = cuda.needs({}, program, "bf16", 1, 1, 1) - cuda.OTHERS
+    least = cuda.needs({}, 1, program, "bf16", 1, 1, 1) - cuda.OTHERS
     assert (
         least > weights
-        and cuda.needs({}, program, "bf16", 1000, 1, 1) - cuda.OTHERS > least + 999 * 2 * sum(program.widths.values()) / 2
+        and cuda.needs({}, 1, program, "bf16", 1000, 1, 1) - cuda.OTHERS > least + 999 * 2 * sum(program.widths.values()) / 2
     )
 
 

@@ -25,6 +25,7 @@ class Device:
         dtype: of weights and activations where none is asked for.
         rows: tokens of a step where none are asked for.
         needs: (program, dtype, rows, sequences, positions) -> bytes beside the cache, what CUDA itself takes included.
+        part: program -> the part of it that the device runs, where several share a model.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Device:
     dtype: str
     rows: int
     needs: Callable[[Program, str, int, int, int], int]
+    part: Callable[[Program], Program] = lambda program: program
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Plan:
         reasons: field name -> why it has its value.
         dtype, enforce_eager: of the CUDA backend: of weights and activations, "" elsewhere; no graphs.
         share: of a device with memory of its own, else None.
+        tensor_parallel_size: GPUs; what the cache holds is then of each GPU's part.
     """
 
     backend: str
@@ -80,6 +83,7 @@ class Plan:
     reasons: dict[str, str]
     dtype: str = "f32"
     enforce_eager: bool = False
+    tensor_parallel_size: int = 1
     share: Share | None = None
 
     @property
@@ -105,7 +109,7 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
         dtype, why["kv_cache_dtype"] = default_kv_dtype, f"the {backend} backend's default"
         if device:
             dtype, why["kv_cache_dtype"] = numbers, "that of the activations"
-    block_bytes = options.block_size * kv_bytes_per_token(program, dtype)
+    block_bytes = options.block_size * kv_bytes_per_token(device.part(program) if device else program, dtype)
     batched = options.max_num_batched_tokens or (device.rows if device else HOST_ROWS)
     memory = _Memory.of(options, program, device, numbers, batched)
     num_blocks, why["num_blocks"] = _blocks(options, program, block_bytes, memory)
@@ -129,6 +133,7 @@ def resolve(options: Options, program: Program, backend: str, default_kv_dtype: 
         reasons=why,
         dtype=numbers,
         enforce_eager=options.enforce_eager,
+        tensor_parallel_size=options.tensor_parallel_size,
         share=memory.share(options, program, num_blocks, block_bytes) if device else None,
     )
 

@@ -38,11 +38,29 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]
+        tensor = _source(entry).read(self._file(entry), entry, name)
+        return reorder(tensor, self._orders[name]) if name in self._orders else tensor
+
+    def lines(self, name: str, first: int, count: int) -> Tensor:
+        """Rows `first` to `first` + count of a tensor; only they are read. Where heads are put in order, whole heads."""
+        entry = self._entries[name]
+        row = entry.nbytes // entry.shape[0]
+        shape = (count, *entry.shape[1:])
+        part = replace(entry, shape=shape, offset=entry.offset + first * row, nbytes=count * row)
+        tensor = _source(entry).read(self._file(entry), part, name)
+        return reorder(tensor, self._orders[name][first : first + count] - first) if name in self._orders else tensor
+
+    def _file(self, entry: Entry) -> BinaryIO:
         path = getattr(entry, "path", self._path)
         if path not in self._files:
             self._files[path] = open(path, "rb", buffering=0)
-        tensor = _source(entry).read(self._files[path], entry, name)
-        return reorder(tensor, self._orders[name]) if name in self._orders else tensor
+        return self._files[path]
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_files": {}}  # another process opens its own
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

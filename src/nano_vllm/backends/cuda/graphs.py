@@ -86,10 +86,14 @@ class Graphs:
         shapes: that there may be.
         record: launches a shape's step on the current stream.
         most: graphs at most.
+        agree: of several ranks, whether all say so. They have the same graphs: all that `prepare` captures, and no others.
     """
 
-    def __init__(self, shapes: Shapes, record: Callable[[Shape], None], most: int = MOST) -> None:
+    def __init__(
+        self, shapes: Shapes, record: Callable[[Shape], None], most: int = MOST, agree: Callable[[bool], bool] | None = None
+    ) -> None:
         self.shapes, self.record, self.most = shapes, record, most
+        self.alone, self.agree = agree is None, agree or bool
         self.captured: dict[Shape, torch.cuda.CUDAGraph] = {}
         self.wishes: dict[Shape, None] = {}
         self.refused: set[Shape] = set()
@@ -108,14 +112,14 @@ class Graphs:
         """Captures shapes whose kernels have been loaded (warmup.py), as many as SECONDS are enough for."""
         ends = time.perf_counter() + SECONDS
         for shape in shapes:
-            if time.perf_counter() > ends:
+            if not self.agree(time.perf_counter() <= ends):
                 return
             self._capture(shape)
 
     def idle(self, waiting: Callable[[], bool]) -> None:
         """While the host waits for a decode step: grants one wish, and as long as `waiting`, more of them."""
         granted = False
-        while self.wishes and (not granted or waiting()):
+        while self.alone and self.wishes and (not granted or waiting()):
             self._capture(self.wishes.popitem()[0])
             granted = True
 
@@ -123,15 +127,17 @@ class Graphs:
         if len(self.captured) >= self.most:
             self.refused.add(shape)
             return
-        graph = torch.cuda.CUDAGraph()
+        graph, done = torch.cuda.CUDAGraph(), False
         try:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 self.record(shape)
             finally:
                 graph.capture_end()
+            done = True
         except RuntimeError as error:  # its steps go on without
             log.warning("no graph of %s: %s", shape, error)
-            self.refused.add(shape)
-        else:
+        if self.agree(done):
             self.captured[shape] = graph
+        else:
+            self.refused.add(shape)

@@ -55,6 +55,9 @@ class Session:
     All work is on one stream, in the order of `submit`: a step may therefore read the ids that the one before it will have drawn,
     and write over buffers that it still uses.
 
+    Args:
+        group: a `parallel.rank.Group`, where program and weights are a rank's.
+
     Attributes:
         plan: with as many blocks as fit the budget once the model had run, where it came with a share of the device.
         opening: seconds that the parts of opening took: weights, buffers, warm-up, cache, graphs.
@@ -64,7 +67,7 @@ class Session:
     stages = STAGES
     max_outstanding = 1
 
-    def __init__(self, program: Program, weights: Mapping[str, Tensor], plan: Plan, device: torch.device) -> None:
+    def __init__(self, program: Program, weights: Mapping[str, Tensor], plan: Plan, device: torch.device, group=None) -> None:
         for name, value, known in (("dtype", plan.dtype, DTYPES), ("kv_cache_dtype", plan.kv_cache_dtype, cache.TYPES)):
             if value not in known:
                 raise OptionError(f"the cuda backend has no {name} {value!r}", f"there are {', '.join(known)}")
@@ -72,7 +75,7 @@ class Session:
             name = torch.cuda.get_device_name(device)
             raise OptionError(f"{name} has no fp8", "its compute capability is under 8.9", "Ask for kv_cache_dtype int8.")
         check_supported(program)
-        self.program, self.plan, self.device = program, plan, device
+        self.program, self.plan, self.device, self.group = program, plan, device, group
         self.held = memory.held(device)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.opening: dict[str, float] = {}
@@ -112,7 +115,7 @@ class Session:
             with self._timed("cache"):
                 most = sizing.size_cache(self, plan, shapes, len(usual))
         if usual:
-            self.graphs = Graphs(shapes, self.record, most)
+            self.graphs = Graphs(shapes, self.record, most, self.group and self.group.agree)
             with self._timed("graphs"):
                 self.graphs.prepare(iter(usual))
 
@@ -122,7 +125,7 @@ class Session:
             loaded = DeviceWeights(program, weights, DTYPES[plan.dtype], self.device)
         self.weight_bytes = loaded.nbytes
         with self._timed("buffers"):
-            self.runner = Runner(program, loaded, plan, self.device)
+            self.runner = Runner(program, loaded, plan, self.device, self.group)
             self.sampler = Sampler(program.vocab_size, plan.max_num_seqs, self.device)
             most, self.max_table = plan.max_num_batched_tokens, plan.max_num_seqs * -(-plan.max_model_len // plan.block_size)
             self.staging = Staging(layout.capacity(most, plan.max_num_seqs, self.max_table), most, self.device)

@@ -71,6 +71,10 @@ def sizes(program: Program, dtype: torch.dtype, max_rows: int, max_seqs: int) ->
     for op in program.ops:
         if isinstance(op, Select):
             found[f"{op.dst} selected"] = (max_rows * program.widths[op.src], found[op.src][1])
+        if isinstance(op, Linear) and op.dst == "logits":
+            lines = sum(program.parameters[name][0] for name in op.weights)
+            if lines < program.vocab_size:  # of several ranks
+                found["gathered"] = (max_seqs * -(-program.vocab_size // lines) * lines, torch.float32)
         if isinstance(op, Linear) and op.accumulate:
             width = program.widths[op.dst]
             found["delta"] = (max_rows * width, dtype)
@@ -84,10 +88,14 @@ def sizes(program: Program, dtype: torch.dtype, max_rows: int, max_seqs: int) ->
 
 class Runner:
     """Runs steps on the current stream. Nothing in it waits for the device or, but for steps with unusually many wanted rows,
-    allocates there."""
+    allocates there.
 
-    def __init__(self, program: Program, weights: DeviceWeights, plan: Plan, device: torch.device) -> None:
-        self.program, self.weights, self.plan, self.device = program, weights, plan, device
+    Args:
+        group: a `parallel.rank.Group`, where program and weights are a rank's.
+    """
+
+    def __init__(self, program: Program, weights: DeviceWeights, plan: Plan, device: torch.device, group=None) -> None:
+        self.program, self.weights, self.plan, self.device, self.group = program, weights, plan, device, group
         dtype, self.cache_type = DTYPES[plan.dtype], cache.TYPES[plan.kv_cache_dtype]
         self.buffers = {
             name: torch.empty(count, dtype=kind, device=device)
@@ -127,7 +135,20 @@ class Runner:
                 break  # nobody reads what follows
             for op in segment.selects if not step.every else ():
                 self._execute(op, step)
-        return self.logits if step.wanted else self._view("logits", 0, self.program.vocab_size)
+        if not step.wanted:
+            return self._view("logits", 0, self.program.vocab_size)
+        return self._gather(self.logits) if self.group else self.logits
+
+    def _gather(self, part: torch.Tensor) -> torch.Tensor:
+        """This rank's logits (wanted, lines of its head) -> those of all ranks (wanted, vocabulary)."""
+        (count, lines), size, vocab = part.shape, self.group.size, self.program.vocab_size
+        parts = self._view("gathered", size * count, lines).view(size, count, lines)
+        self.group.gather(part, parts)
+        out = self._view("logits", count, vocab)
+        for first, piece in zip(range(0, vocab, lines), parts):
+            some = out[:, first : first + lines]
+            some.copy_(piece[:, : some.shape[1]])
+        return out
 
     def _view(self, name: str, count: int, width: int) -> torch.Tensor:
         """(count, width) of a buffer; allocated anew where it is larger than the buffer."""
@@ -144,7 +165,10 @@ class Runner:
             case Embed():
                 table = self.weights.matrices[(op.weight,)]
                 embed = packed.embed if isinstance(table, Packed) else rows.embed
-                embed(table, inputs["tokens"], inputs["sources"], self.last_ids, self._view(op.dst, n, table.shape[1]))
+                x, first = self._view(op.dst, n, table.shape[1]), self.group.first if self.group else 0
+                embed(table, inputs["tokens"], inputs["sources"], self.last_ids, x, first)
+                if self.group:
+                    self.group.reduce(x)
             case Normalize():
                 x, parts = self._view(op.src, n, widths[op.src]), self.pending.pop(op.src, None)
                 rows.normalize(x, parts, self.weights.vectors[op.weight], op.eps, self._view(op.dst, n, widths[op.src]))
@@ -197,19 +221,24 @@ class Runner:
             self._unpacked(x, weight, bias, y[0])
         else:
             product(x, weight, bias, y[0])
+        if op.accumulate and self.group:
+            self.group.reduce(y)
 
     def _product(self, op: Product) -> None:
         for name in {op.src, op.dst} & self.pending.keys():
             self._settle(name)
         weight, bias = self.weights.matrices[op.linear.weights], self.weights.biases.get(op.linear.weights)
         (n, k), norm, gate = weight.shape, op.normalize, op.gate
-        out = self._view(op.dst, 1, gate.size if gate else n)
+        shared = op.linear.accumulate and self.group is not None
+        out = self._view("parts" if shared else op.dst, 1, gate.size if gate else n)
         if op.dst == "logits":
             self.logits = out
         how = (self.weights.vectors[norm.weight], norm.eps) if norm else (None, 0.0)
-        one_row.product(
-            self._view(op.src, 1, k), weight, bias, out, *how, gate.activation if gate else "", add=op.linear.accumulate
-        )
+        add = op.linear.accumulate and not shared
+        one_row.product(self._view(op.src, 1, k), weight, bias, out, *how, gate.activation if gate else "", add)
+        if shared:
+            self.group.reduce(out)
+            self.pending[op.dst] = out[None]
 
     def _unpacked(self, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torch.Tensor) -> None:
         """The product with a packed matrix, as many of its rows at a time as there is space for."""

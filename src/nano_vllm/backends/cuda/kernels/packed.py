@@ -198,9 +198,9 @@ def _several(
     tl.store(to, y.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (n < N)[None, :])
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first", "lines"])
 def _unpack(
-    quants, scales, mins, tokens, sources, last_ids, out, first, K: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
+    quants, scales, mins, tokens, sources, last_ids, out, first, lines, K: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
     MINIMUM: tl.constexpr, GATHER: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0)
@@ -210,10 +210,11 @@ def _unpack(
         row = tl.load(tokens + line)
         if source >= 0:
             row = tl.maximum(tl.load(last_ids + source), 0)
+        row -= first
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     seen = column < K
     at = row.to(tl.int64) + tl.zeros((COLUMNS,), tl.int64)
-    values = _values(quants, scales, mins, at, column, seen, K, GROUP, FOUR, MINIMUM)
+    values = _values(quants, scales, mins, at, column, seen & (row >= 0) & (row < lines), K, GROUP, FOUR, MINIMUM)
     tl.store(out + line.to(tl.int64) * K + column, values.to(out.dtype.element_ty), mask=seen)
 
 
@@ -262,13 +263,15 @@ def linear(x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torc
 def unpack(weight: Packed, first: int, out: torch.Tensor) -> None:
     """out (n, K) = rows `first` to `first` + n of the matrix."""
     k = weight.shape[1]
-    how = (k, weight.group, weight.four_bits, weight.mins is not None, False, COLUMNS)
+    how = (weight.shape[0], k, weight.group, weight.four_bits, weight.mins is not None, False, COLUMNS)
     scales = weight.scales  # stands for the arguments that are not read
     _unpack[(len(out), triton.cdiv(k, COLUMNS))](*_planes(weight), scales, scales, scales, out, first, *how, num_warps=4)
 
 
-def embed(table: Packed, tokens: torch.Tensor, sources: torch.Tensor, last_ids: torch.Tensor, out: torch.Tensor) -> None:
+def embed(
+    table: Packed, tokens: torch.Tensor, sources: torch.Tensor, last_ids: torch.Tensor, out: torch.Tensor, first: int = 0
+) -> None:
     """As `rows.embed`."""
-    k = table.shape[1]
-    how = (k, table.group, table.four_bits, table.mins is not None, True, COLUMNS)
-    _unpack[(len(out), triton.cdiv(k, COLUMNS))](*_planes(table), tokens, sources, last_ids, out, 0, *how, num_warps=4)
+    lines, k = table.shape
+    how = (first, lines, k, table.group, table.four_bits, table.mins is not None, True, COLUMNS)
+    _unpack[(len(out), triton.cdiv(k, COLUMNS))](*_planes(table), tokens, sources, last_ids, out, *how, num_warps=4)

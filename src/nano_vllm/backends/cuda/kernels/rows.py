@@ -13,29 +13,36 @@ BLOCK = 1024  # columns of a program of the elementwise kernels
 
 
 @triton.jit
-def _embed(table, tokens, sources, last_ids, out, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _embed(
+    table, tokens, sources, last_ids, out, FIRST: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
+):
     row = tl.program_id(0)
     source = tl.load(sources + row)
     token = tl.load(tokens + row)
     if source >= 0:  # an id that could not be drawn is -1; its request ends, what its row holds does not matter
         token = tl.maximum(tl.load(last_ids + source), 0)
+    token -= FIRST
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     seen = column < WIDTH
-    values = tl.load(table + token.to(tl.int64) * WIDTH + column, mask=seen)
+    here = seen & (token >= 0) & (token < LINES)
+    values = tl.load(table + token.to(tl.int64) * WIDTH + column, mask=here, other=0.0)
     tl.store(out + row.to(tl.int64) * WIDTH + column, values.to(out.dtype.element_ty), mask=seen)
 
 
-def embed(table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, last_ids: torch.Tensor, out: torch.Tensor) -> None:
-    """out[row] = table[token], the token from `tokens`, or from `last_ids` where `sources` is not negative.
+def embed(
+    table: torch.Tensor, tokens: torch.Tensor, sources: torch.Tensor, last_ids: torch.Tensor, out: torch.Tensor, first: int = 0
+) -> None:
+    """out[row] = table[token - first], the token from `tokens`, or from `last_ids` where `sources` is not negative.
 
     Args:
-        table: (vocabulary, width), any float type.
+        table: (lines, width), any float type; a token that has no line in it is zeros.
         tokens, sources: (rows,) int32; last_ids: (n,) int32.
         out: (rows, width), any float type.
     """
-    width = table.shape[1]
+    lines, width = table.shape
     columns = min(BLOCK, triton.next_power_of_2(width))
-    _embed[(len(out), triton.cdiv(width, columns))](table, tokens, sources, last_ids, out, width, columns, num_warps=4)
+    grid = (len(out), triton.cdiv(width, columns))
+    _embed[grid](table, tokens, sources, last_ids, out, first, lines, width, columns, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["count"])
