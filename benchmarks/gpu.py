@@ -1,6 +1,7 @@
 """The CUDA backend on random weights in the shape of Qwen3-0.6B (or 8B): the engine itself, without tokenizer and text.
 
     python -m benchmarks.gpu [--shape 0.6b|8b] [--format bf16|q8|q4] [--only W2 W1 ...] [--eager] [--profile FILE] [--json FILE]
+        [--tensor-parallel N]
 
 W1: 256 requests, prompts and answers of 100 to 1024 tokens at random, temperature 0.6. W4: 1024 such. W2: one stream, prompt 128,
 512 tokens, greedy; the first token alone and the rate of the others. W3: 16 prompts of 2048 tokens, one token each.
@@ -42,13 +43,18 @@ class RandomWeights(Mapping):
     def __init__(self, shapes: dict[str, tuple[int, ...]], format: str) -> None:
         from nano_vllm.formats import describe
 
-        self.shapes, group = shapes, 0 if format == "bf16" else 32
+        self.format, self.shapes, group = format, shapes, 0 if format == "bf16" else 32
         self.infos = {n: describe(n, s, *((format, group) if len(s) == 2 else ("f32",))) for n, s in shapes.items()}
         self.starts = {name: STEP * i for i, name in enumerate(shapes)}
         drawn = np.frombuffer(np.random.default_rng(0).bytes(DRAWN), np.uint16)
         if format == "bf16":  # sign and fraction are random, the exponent is that of 1/64
             drawn = (drawn & 0x807F) | 0x3C80
         self.bytes = np.resize(drawn, (STEP * len(shapes) + max(i.nbytes for i in self.infos.values())) // 2).view(np.uint8)
+
+    def __reduce__(self):  # to ranks: what is drawn again need not be sent
+        from benchmarks.gpu import RandomWeights
+
+        return RandomWeights, (self.shapes, self.format)
 
     def _numbers(self, name: str, shape: tuple[int, ...], kind: type) -> np.ndarray:
         start = self.starts[name]
@@ -206,6 +212,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
     parser.add_argument("--format", choices=("bf16", "q8", "q4"), default="bf16")
     parser.add_argument("--only", nargs="+", default=["W2", "W1", "W3", "W1", "W4"])
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--profile", metavar="FILE")
     parser.add_argument("--json", metavar="FILE")
@@ -216,11 +223,12 @@ def main() -> None:
 
     before = memory.nvml_used(0)
     memory.context_bytes(0)  # before anything else makes the context
-    found: dict = {"device": torch.cuda.get_device_name(), "shape": args.shape, "format": args.format, "eager": args.eager}
+    how = {"shape": args.shape, "format": args.format, "eager": args.eager, "GPUs": args.tensor_parallel}
+    found: dict = {"device": torch.cuda.get_device_name(), **how}
     found["ceilings"] = ceilings()
     torch.cuda.empty_cache()
     print(found["device"], *(f"{name} {value:,.0f}" for name, value in found["ceilings"].items()), sep=", ", flush=True)
-    engine, seconds = opened(args.shape, args.format, enforce_eager=args.eager, seed=0)
+    engine, seconds = opened(args.shape, args.format, enforce_eager=args.eager, tensor_parallel_size=args.tensor_parallel, seed=0)
     print(f"opened in {seconds:.1f} s; {engine.plan.num_blocks:,} blocks", flush=True)
     repeats: dict[str, int] = {}
     for work in args.only:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 import tracemalloc
 from pathlib import Path
@@ -10,13 +11,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from nano_vllm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from nano_vllm.loading import eos_ids
 from nano_vllm.model.weights import open_model
 from nano_vllm.sources import safetensors
 
-from .models import CONFIG, canonical, numbers, same_values, write_folder
+from .models import CONFIG, canonical, numbers, same_values, write_folder, write_gguf
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -313,3 +315,23 @@ def test_end_ids_are_ids(tmp_path: Path, file: str, value: object) -> None:
         eos_ids(open_model(folder), SimpleNamespace(eos_ids=frozenset()), 40)
     (folder / file).write_text(json.dumps(config | {"eos_token_id": [3, 99, -1]}))
     assert eos_ids(open_model(folder), SimpleNamespace(eos_ids=frozenset({5})), 40) == {3, 5}
+
+
+def test_lines_of_a_tensor_are_those_of_the_whole(tmp_path: Path) -> None:
+    """In another process, too: of a folder, and of a GGUF file whose heads are put in order."""
+    folder = open_model(write_folder(tmp_path / "folder"))
+    file = open_model(write_gguf(tmp_path / "a.gguf", types={"lm_head.weight": Type.Q4_1}))
+    for model in (folder, file):
+        assert "head" in model.weights and "tail" not in model.weights
+        model.weights["head"]  # opens the file
+        weights = pickle.loads(pickle.dumps(model.weights))
+        for name, first, count in (
+            ("head", 7, 20), ("embedding", 39, 1), ("final_norm", 3, 61), ("layers.1.attention.q", 32, 64),
+            ("layers.0.attention.k", 32, 32),
+        ):  # fmt: skip
+            part, whole = weights.lines(name, first, count), model.weights[name]
+            assert part.info.shape == (count, *whole.info.shape[1:]) and part.info.format == whole.info.format
+            for plane, values in part.planes.items():
+                np.testing.assert_array_equal(values, whole.planes[plane][first : first + count])
+        weights.close()
+        model.close()

@@ -103,7 +103,8 @@ def plan(options, program, infos) -> None:
         return line("  none", str(error))
     for field in fields(Plan):
         value = getattr(made, field.name)
-        if field.name not in ("reasons", "share") and value not in ("", False):
+        alone = field.name == "tensor_parallel_size" and value == 1
+        if field.name not in ("reasons", "share") and value not in ("", False) and not alone:
             shown = f"{value:,}" if isinstance(value, int) else str(value)
             line(f"  {field.name}", made.reasons.get(field.name, ""), shown)
     size = made.num_blocks * made.block_size * kv_bytes_per_token(program, made.kv_cache_dtype)

@@ -101,6 +101,7 @@ def kv_bytes_per_token(program: Program, dtype: str) -> int:
 def resolve(options: Options, program: Program, backend: str, default_kv_dtype: str, device: Device | None = None) -> Plan:
     """Options and model -> Plan. Raises NotEnoughMemory with the arithmetic, OptionError for what cannot be had together."""
     why: dict[str, str] = {name: "as asked or by default" for name in ("block_size", "max_num_seqs", "max_num_batched_tokens")}
+    why["tensor_parallel_size"] = "as asked; bytes are of each of them"
     numbers, why["dtype"] = options.dtype, "as asked"
     if numbers == "auto":
         numbers, why["dtype"] = (device.dtype, f"the best of {device.name}") if device else ("", "")
