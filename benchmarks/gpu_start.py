@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -98,7 +99,10 @@ def child(folder: str, eager: bool, begun: float) -> None:
 def measured(folder: str, eager: bool) -> dict:
     """One run, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.gpu_start", "--child", folder, *(["--eager"] if eager else [])]
-    done = subprocess.run([*command, "--begun", repr(time.time())], stdout=subprocess.PIPE, text=True, check=True)
+    # Modules are compiled in the first run, as by an installation, also where it may not write beside them.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env = kept | {"PYTHONPYCACHEPREFIX": str(Path(folder) / "bytecode")}
+    done = subprocess.run([*command, "--begun", repr(time.time())], stdout=subprocess.PIPE, text=True, check=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -54,7 +54,7 @@ def test_requests_are_counted_and_none_is_longer_than_said(asked):
 
 def engine(**plan) -> Engine:
     made = make_plan(num_blocks=400, **plan)
-    return Engine(FakeSession(made), made, VOCAB)
+    return Engine(FakeSession(made), VOCAB)
 
 
 def test_measured_figures_are_those_of_the_runs(monkeypatch):

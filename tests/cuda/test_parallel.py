@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 torch = pytest.importorskip("torch", reason="the backend is PyTorch's")
 pytest.importorskip("triton", reason="Triton has no package for this system")
@@ -19,10 +20,13 @@ if not hasattr(os, "memfd_create"):
 if torch.cuda.is_available() and torch.cuda.device_count() < 2:
     pytest.skip("needs two NVIDIA GPUs, or none", allow_module_level=True)
 
+from nano_vllm.backends import reference  # noqa: E402
 from nano_vllm.engine.engine import Engine  # noqa: E402
 from nano_vllm.errors import BatchError, EngineClosed, ModelFileError, OptionError, RankLost  # noqa: E402
+from nano_vllm.model.weights import open_model  # noqa: E402
 from nano_vllm.sampling.params import SamplingParams  # noqa: E402
 from tests.backends import tiny  # noqa: E402
+from tests.core import models  # noqa: E402
 
 from .test_session import VOCAB, cuda, ids, logits, lower, model, opened, run, weights  # noqa: E402
 
@@ -105,7 +109,7 @@ def test_a_closed_session_leaves_nothing(session):
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_killed_rank_ends_requests_with_an_error_that_says_so(lost):
     session = opened(SPEC, tensor_parallel_size=2, **PLAN)
-    engine, started, updates = Engine(session, session.plan, VOCAB), pids(session), []
+    engine, started, updates = Engine(session, VOCAB), pids(session), []
     for seed in (1, 2):
         params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
         engine.submit(engine.make_request(ids(5, seed).tolist(), params, updates.append))
@@ -124,6 +128,20 @@ def test_a_killed_rank_ends_requests_with_an_error_that_says_so(lost):
     assert len(last) == 2 and not any(map(alive, started))
     with pytest.raises(RankLost):
         session.submit(tiny.batch([(ids(2), 0, [0])]))
+    session.close()
+
+
+def test_ranks_read_their_parts_of_a_file(tmp_path):
+    """Heads in another order, matrices cut between groups and within them, and a head of its own."""
+    kinds = {"lm_head": Type.Q8_0, "o_proj": Type.Q8_0, "down_proj": Type.Q4_1, "gate_proj": Type.Q4_1}
+    types = {name: kind for name in models.numbers() for part, kind in kinds.items() if part in name}
+    file = open_model(models.write_gguf(tmp_path / "a.gguf", types=types))
+    program, part = lower(file.spec), [(tiny.tokens(40, 20), 0, [4, 2])]
+    right = logits(reference.open(program, file.weights, tiny.plan(**PLAN)), part)
+    plan = tiny.plan("cuda", dtype="f32", tensor_parallel_size=2, max_model_len=128, **PLAN)
+    session = cuda.open(program, file.weights, plan)
+    file.close()
+    np.testing.assert_allclose(logits(session, part), right, atol=2e-4 * np.abs(right).max())
     session.close()
 
 

@@ -100,7 +100,8 @@ class Session:
     def _open(self, weights: Mapping[str, Tensor], plan: Plan) -> None:
         """Weights and buffers; steps on a small cache, to see what else the device will hold; the cache; graphs, which keep its
         addresses."""
-        measured = self.held is not None and plan.share is not None
+        # each of several ranks would find another number of blocks: they keep to the plan's
+        measured = self.held is not None and plan.share is not None and self.group is None
         if measured:
             self.plan = with_blocks(plan, warmup.blocks(plan), "to measure with")
         self._allocate(weights, plan)
@@ -118,6 +119,7 @@ class Session:
             self.graphs = Graphs(shapes, self.record, most, self.group and self.group.agree)
             with self._timed("graphs"):
                 self.graphs.prepare(iter(usual))
+                self._warm_up()  # a graph takes longer when it first runs
 
     def _allocate(self, weights: Mapping[str, Tensor], plan: Plan) -> None:
         program = self.program

@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from mmap import mmap
 from multiprocessing.connection import Connection, wait
 from signal import Signals
@@ -86,7 +86,6 @@ class ParallelSession:
         numbers = 2 * layout.capacity(plan.max_num_batched_tokens, plan.max_num_seqs, table)
         numbers += plan.max_num_seqs * (plan.max_model_len + program.vocab_size)  # history and banned ids
         self.slot = -(-4 * numbers // ALIGNED) * ALIGNED + 2**20
-        theirs = replace(plan, share=None)  # as many blocks as planned: each rank would measure, and find, another number
         store, ring = os.memfd_create("ranks"), os.memfd_create("batches")
         try:
             os.ftruncate(ring, OPEN * self.slot)  # takes memory where it is written to
@@ -94,7 +93,7 @@ class ParallelSession:
             for number in range(size):
                 self.ranks.append(_start(number, store, ring))
             for rank in self.ranks:
-                setup = Setup(rank.number, size, card, store, ring, OPEN * self.slot, program, weights, theirs)
+                setup = Setup(rank.number, size, card, store, ring, OPEN * self.slot, program, weights, plan)
                 self._send(rank, setup)
             ready: list[Ready] = self._answers()
         except BaseException:
