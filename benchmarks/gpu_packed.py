@@ -58,20 +58,20 @@ def product(weights: list, x, splittable: bool, unpacked: bool) -> float:
     """Seconds of x · weightᵀ the way a step does it."""
     import torch
 
-    from nano_vllm.backends.cuda.kernels import linear, one_row, packed
+    from nano_vllm.backends.cuda.kernels import linear, one_row, one_row_packed, packed
     from nano_vllm.backends.cuda.kernels.packed import Packed
 
     rows, (n, k) = len(x), weights[0].shape
     compact, parts = isinstance(weights[0], Packed), 1
     inside = not unpacked and rows <= (packed.max_rows(weights[0], x.dtype) if compact else linear.MAX_ROWS)
-    if inside and splittable:
+    if inside and splittable and rows > 1:
         parts = packed.parts(rows, n, k) if compact else linear.tiles(rows, n, k, True)[2]
     out = torch.empty(parts, rows, n, dtype=torch.float32 if inside and splittable else x.dtype, device="cuda")
     values = torch.empty(n, k, dtype=x.dtype, device="cuda") if compact and not inside else None
 
     def work(i: int) -> None:
-        if rows == 1 and not compact:
-            one_row.product(x, weights[i], None, out[0])
+        if rows == 1:
+            (one_row_packed if compact else one_row).product(x, weights[i], None, out[0])
             return
         if inside:
             (packed if compact else linear).linear(x, weights[i], None, out)

@@ -16,6 +16,7 @@ from nano_vllm.backends.cuda.kernels import (
     decode_int8,
     linear,
     one_row,
+    one_row_packed,
     packed,
     prefill,
     rotate,
@@ -40,7 +41,6 @@ INT8, FP8 = (dict(keys=kind, values=kind) for kind in ("*i8", "*fp8e4nv"))
 ATTEND_ROW = ATTENTION | dict(STRIDE=4096, ROWS=16, TILE=64, SPLITS=32, NORM=True, PDL=True)
 del ATTEND_ROW["QKV"], ATTEND_ROW["SCALED"]
 NORMALIZE = dict(WIDTH=1024, PADDED=1024, PARTS=4, ROWS=1, PDL=True)
-ONE_PACKED = dict(OUTPUTS=4, GROUPS=32, PROGRAMS=512, PDL=True)
 ROTATE = dict(STRIDE=4096, Q=16, KV=8, SIZE=128, HALF=64, PADDED=64, NORM=True, LINES=8, UNITS=0, BLOCK=16, KEEP=False, PDL=True)
 VOCABULARY = dict(V=151936, CHUNKS=38, PADDED=64, CHUNK=4096)
 MATRIX = dict(N=4096, K=1024, BIASED=False, PARTS=1)
@@ -53,6 +53,8 @@ DECODE_INT8 = dict(QKV=4096, OUT=2048, BLOCK=16, KV=8, GROUP=2, LANES=2, SIZE=12
 BF16 = dict(table="*i32", out="*bf16")
 F32, ROW = dict(out="*fp32"), dict(x="*fp32")
 ONE = dict(NORM=True, BIASED=False, ACTIVATION="", ADD=False, PDL=True)
+GATED = ONE | dict(N=6144, ACTIVATION="silu")
+ONE_Q4 = dict(N=4096, K=1024, GROUP=32, FOUR=True, MINIMUM=True, OUTPUTS=8, GROUPS=32, UNITS=1, STAGES=4)
 KERNELS = [  # kernel, constants, types that differ, warps, stages
     (rows._embed, dict(WIDTH=1024, COLUMNS=1024), F32, 4, 2),
     (
@@ -83,8 +85,9 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (one_row._product, ONE | dict(N=1024, K=3072, LINES=2, TILE=4096, NORM=False, ADD=True), F32, 4, 2),
     (one_row._product, ONE | dict(N=4096, K=12288, LINES=4, TILE=2048, NORM=False, ADD=True), F32, 4, 2),
     (linear._few, MATRIX | dict(COLUMNS=16, TILE=128, ROWS=16), dict(rows="i32") | F32, 4, 4),
-    (packed._one, PACKED | ONE_PACKED, dict(quants="*i32") | F32, 4, 2),
-    (packed._one, QUANTS8 | ONE_PACKED, dict(quants="*i32") | F32, 4, 2),
+    (one_row_packed._product, ONE | ONE_Q4, ROW | dict(quants="*i32", out="*bf16"), 4, 2),
+    (one_row_packed._product, ONE_Q4 | GATED, ROW | dict(quants="*i32", out="*bf16"), 4, 2),
+    (one_row_packed._product, ONE | ONE_Q4 | dict(FOUR=False, MINIMUM=False), ROW | dict(quants="*i32", out="*bf16"), 4, 2),
     (packed._several, PACKED | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*u8", rows="i32", out="*bf16"), 4, 4),
     (packed._several, QUANTS8 | dict(OUTPUTS=64, BLOCKS=4, ROWS=64), dict(quants="*i8", rows="i32", out="*bf16"), 4, 4),
     (

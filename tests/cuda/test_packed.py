@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the backend is PyTorch's")
 pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import reference  # noqa: E402
-from nano_vllm.backends.cuda.kernels import packed  # noqa: E402
+from nano_vllm.backends.cuda.kernels import one_row_packed, packed, rows  # noqa: E402
 from nano_vllm.backends.cuda.weights import Upload, on_device  # noqa: E402
 from nano_vllm.formats import pack  # noqa: E402
 
@@ -33,7 +33,7 @@ def matrix(name: str, n: int, k: int):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     "count, n, k, type",
-    [(1, 9, 128, "f32"), (1, 37, 1152, "bf16"), (3, 33, 256, "f32"), (16, 18, 384, "bf16"), (19, 70, 640, "bf16")],
+    [(2, 9, 128, "f32"), (3, 33, 256, "f32"), (16, 18, 384, "bf16"), (19, 70, 640, "bf16")],
 )
 def test_linear(name, count, n, k, type):
     (weight, values), x, bias = matrix(name, n, k), random(count, k, type=type), random(n, seed=2)
@@ -42,6 +42,40 @@ def test_linear(name, count, n, k, type):
         out = poisoned(parts, count, n)
         packed.linear(x, weight, bias, out)
         close(out.sum(0), right, type)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("n, k, type", [(1, 128, "f32"), (37, 1152, "bf16"), (9, 5120, "f32")])
+def test_product_of_one_row(name, n, k, type):
+    (weight, values), x, bias = matrix(name, n, k), random(1, k, type=type), random(n, seed=2)
+    out, total = poisoned(1, n), random(1, n, seed=3)
+    one_row_packed.product(x, weight, bias, out)
+    close(out, reference.linear(array(x), values, array(bias)), "f32")
+    right = array(total) + reference.linear(array(x), values, None)
+    one_row_packed.product(x, weight, None, total, add=True)
+    close(total, right, "f32")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("activation", ["", *rows.ACTIVATIONS])
+@pytest.mark.parametrize("n, k, type", [(6, 384, "f32"), (74, 1152, "bf16"), (10, 3072, "f32")])
+def test_product_with_its_norm_and_gate(name, activation, n, k, type):
+    weight, values = matrix(name, n, k)
+    x, norm, bias = random(1, k), random(k, seed=1), random(n, seed=3)
+    right = reference.linear(reference.normalize(array(x), array(norm), 1e-2), values, array(bias))
+    if activation:
+        right = reference.gate(right, n // 2, activation)
+    out = poisoned(*right.shape, type=type)
+    one_row_packed.product(x, weight, bias, out, norm, 1e-2, activation)
+    close(out, right, type)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e12])
+def test_product_of_very_small_and_large_numbers(size):
+    (weight, values), x = matrix("q4", 9, 384), size * random(1, 384)
+    out = poisoned(1, 9)
+    one_row_packed.product(x, weight, None, out)
+    close(out, reference.linear(array(x), values, None), "f32")
 
 
 @pytest.mark.parametrize("name", ["q8", "q4 with minimum"])

@@ -6,7 +6,6 @@ norm before it and the gate after it along. With several, each of its programs w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...model.program import Attend, Gate, Linear, Normalize, Op, Program, Rotate, Select
@@ -49,14 +48,13 @@ class Segment:
     selects: tuple[Select, ...]
 
 
-def segments(program: Program, plain: Callable[[Linear], bool]) -> list[Segment]:
-    """The program's segments. `plain`: whether the linear's matrix is one of floats, as a Product wants it."""
+def segments(program: Program) -> list[Segment]:
     found, ops = [], list(program.ops)
     while ops:
         until = next((i for i, op in enumerate(ops) if isinstance(op, Select)), len(ops))
         after = next((i for i in range(until, len(ops)) if not isinstance(ops[i], Select)), len(ops))
         many = _pairs(ops[:until])
-        found.append(Segment(_products(many, plain), tuple(many), tuple(ops[until:after])))
+        found.append(Segment(_products(many), tuple(many), tuple(ops[until:after])))
         ops = ops[after:]
     return found
 
@@ -72,11 +70,11 @@ def _pairs(ops: list[Op]) -> list[Op | RotateAttend]:
     return fused
 
 
-def _products(ops: list[Op | RotateAttend], plain: Callable[[Linear], bool]) -> tuple[Op | Product | RotateAttend, ...]:
+def _products(ops: list[Op | RotateAttend]) -> tuple[Op | Product | RotateAttend, ...]:
     fused: list[Op | Product | RotateAttend] = []
     for op in ops:
         before = fused[-1] if fused else None
-        if isinstance(op, Linear) and plain(op):
+        if isinstance(op, Linear):
             normed = isinstance(before, Normalize) and before.dst == op.src and before.src != op.dst
             if normed:
                 fused.pop()

@@ -16,7 +16,7 @@ from ...memory.plan import Plan
 from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
 from ...model.spec import Rope
 from .fuse import Product, RotateAttend, segments
-from .kernels import attend_row, attention, cache, linear, one_row, packed, prefill, rotate, rows
+from .kernels import attend_row, attention, cache, linear, one_row, one_row_packed, packed, prefill, rotate, rows
 from .kernels.packed import Packed
 from .layout import TILES
 from .weights import DTYPES, UNPACKED, DeviceWeights
@@ -104,7 +104,7 @@ class Runner:
         if "arrived" in self.buffers:
             self.buffers["arrived"].zero_()
         self.dtype = dtype
-        self.segments = segments(program, lambda op: not isinstance(weights.matrices[op.weights], Packed))
+        self.segments = segments(program)
         largest = max((m.shape[0] * m.shape[1] for m in weights.matrices.values() if isinstance(m, Packed)), default=0)
         self.buffers["unpacked"] = torch.empty(min(UNPACKED, largest), dtype=dtype, device=device)
         self.caches: list[cache.KVCache] = []
@@ -234,8 +234,8 @@ class Runner:
         if op.dst == "logits":
             self.logits = out
         how = (self.weights.vectors[norm.weight], norm.eps) if norm else (None, 0.0)
-        add = op.linear.accumulate and not shared
-        one_row.product(self._view(op.src, 1, k), weight, bias, out, *how, gate.activation if gate else "", add)
+        by, add = one_row_packed if isinstance(weight, Packed) else one_row, op.linear.accumulate and not shared
+        by.product(self._view(op.src, 1, k), weight, bias, out, *how, gate.activation if gate else "", add=add)
         if shared:
             self.group.reduce(out)
             self.pending[op.dst] = out[None]
