@@ -19,8 +19,8 @@ EVERY_STAGE = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, repetition_penalty
 
 
 def batches(plan: Plan) -> Iterator[Batch]:
-    """Decode at every padded size (without graphs, powers of two), every sampling stage, prompts of the sizes that graphs have, and
-    the largest step: within the plan, each over blocks of its own."""
+    """Decode at every padded size (without graphs, powers of two), every sampling stage, prompts of the sizes that graphs have,
+    and the largest step: within the plan, each over blocks of its own."""
     most = min(plan.max_num_seqs, plan.max_num_batched_tokens, plan.num_blocks)
     for size in [2**i for i in range(most.bit_length())] if plan.enforce_eager else padded_sizes(most):
         yield batch([1] * size, plan)
