@@ -22,6 +22,7 @@ from nano_vllm.backends.cuda.kernels import (
     rotate,
     rows,
     sampling,
+    tiled,
 )
 
 TYPES = {
@@ -84,6 +85,8 @@ KERNELS = [  # kernel, constants, types that differ, warps, stages
     (one_row._product, ONE | dict(N=6144, K=1024, LINES=8, TILE=1024, ACTIVATION="silu"), ROW | dict(out="*bf16"), 4, 2),
     (one_row._product, ONE | dict(N=1024, K=3072, LINES=2, TILE=4096, NORM=False, ADD=True), F32, 4, 2),
     (one_row._product, ONE | dict(N=4096, K=12288, LINES=4, TILE=2048, NORM=False, ADD=True), F32, 4, 2),
+    (tiled._tiled, MATRIX | dict(PARTS=4, ROWS=64, LINES=32, TILE=128, PDL=True), dict(rows="i32") | F32, 4, 4),
+    (tiled._tiled, MATRIX | dict(PARTS=4, ROWS=64, LINES=64, TILE=64, PDL=True), dict(rows="i32") | F32, 4, 8),
     (linear._few, MATRIX | dict(COLUMNS=16, TILE=128, ROWS=16), dict(rows="i32") | F32, 4, 4),
     (one_row_packed._product, ONE | ONE_Q4, ROW | dict(quants="*i32", out="*bf16"), 4, 2),
     (one_row_packed._product, ONE_Q4 | GATED, ROW | dict(quants="*i32", out="*bf16"), 4, 2),

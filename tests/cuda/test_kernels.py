@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton has no package for this system")
 
 from nano_vllm.backends import reference  # noqa: E402
 from nano_vllm.backends._rounding import CACHE_TYPES, cache_of  # noqa: E402
-from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_row, prefill, rotate, rows  # noqa: E402
+from nano_vllm.backends.cuda.kernels import attend_row, attention, linear, one_row, prefill, rotate, rows, tiled  # noqa: E402
 from nano_vllm.backends.cuda.kernels import cache as caches  # noqa: E402
 from nano_vllm.backends.cuda.kernels.cache import KVCache  # noqa: E402
 from nano_vllm.model.spec import Rope  # noqa: E402
@@ -92,6 +92,25 @@ def test_linear(type, biased, count, n, k):
         out = poisoned(parts, count, n, type=type if parts == 1 else "f32")
         linear.linear(x, weight, bias if biased else None, out)
         close(out.float().sum(0), right, type)
+
+
+@pytest.mark.parametrize("type", ["bf16", "f16"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("count, n, k, parts", [(17, 1024, 512, 4), (64, 1024, 3072, 4), (65, 1024, 256, 4), (100, 2048, 128, 2)])
+def test_tiles_in_parts(type, biased, count, n, k, parts):
+    x, weight, bias = random(count, k, type=type), random(n, k, seed=1, type=type), random(n, seed=2) if biased else None
+    assert tiled.parts(count, n, k, x.dtype, torch.device("cpu")) == parts
+    out = poisoned(parts, count, n)
+    tiled.linear(x, weight, bias, out)
+    close(out.sum(0), reference.linear(array(x), array(weight), None if bias is None else array(bias)), type)
+
+
+@pytest.mark.parametrize(
+    "count, n, k", [(129, 1024, 3072), (64, 1000, 1024), (64, 2560, 4096), (64, 1024, 1000), (128, 4096, 4096), (32, 8192, 4096)]
+)
+def test_other_products_are_left_to_pytorch(count, n, k):
+    assert tiled.parts(count, n, k, torch.bfloat16, torch.device("cpu")) == 0
+    assert tiled.parts(64, 1024, 1024, torch.float32, torch.device("cpu")) == 0
 
 
 @pytest.mark.parametrize("type", TYPES)

@@ -16,7 +16,7 @@ from ...memory.plan import Plan
 from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
 from ...model.spec import Rope
 from .fuse import Product, RotateAttend, segments
-from .kernels import attend_row, attention, cache, linear, one_row, one_row_packed, packed, prefill, rotate, rows
+from .kernels import attend_row, attention, cache, linear, one_row, one_row_packed, packed, prefill, rotate, rows, tiled
 from .kernels.packed import Packed
 from .layout import TILES
 from .weights import DTYPES, UNPACKED, DeviceWeights
@@ -78,7 +78,8 @@ def sizes(program: Program, dtype: torch.dtype, max_rows: int, max_seqs: int) ->
         if isinstance(op, Linear) and op.accumulate:
             width = program.widths[op.dst]
             found["delta"] = (max_rows * width, dtype)
-            found["parts"] = (max(linear.MAX_PARTS * linear.MAX_ROWS, packed.MAX_PART_ROWS) * width, torch.float32)
+            most = max(linear.MAX_PARTS * linear.MAX_ROWS, packed.MAX_PART_ROWS, tiled.MAX_PARTS * tiled.MAX_ROWS)
+            found["parts"] = (most * width, torch.float32)
         if isinstance(op, Attend):
             need = attention.scratch(max_seqs, op.heads, op.kv_heads, op.head_size)
             found["attention"] = (max(need, found.get("attention", (0,))[0]), torch.float32)
@@ -205,9 +206,13 @@ class Runner:
         few = count <= (packed.max_rows(weight, self.dtype) if compact else linear.MAX_ROWS)
         if op.accumulate and op.dst in self.pending:
             self._settle(op.dst)
+        parts = 0
+        if op.accumulate and few:
+            parts = packed.parts(count, n, k) if compact else linear.tiles(count, n, k, True)[2]
+        elif op.accumulate and not compact:
+            parts = tiled.parts(count, n, k, self.dtype, self.device)
         if op.accumulate:
-            parts = 1 if not few else packed.parts(count, n, k) if compact else linear.tiles(count, n, k, True)[2]
-            y = self._view("parts", parts * count, n).view(parts, count, n) if few else self._view("delta", count, n)[None]
+            y = self._view("parts", parts * count, n).view(parts, count, n) if parts else self._view("delta", count, n)[None]
             self.pending[op.dst] = y
         else:
             y = self._view(op.dst, count, n)[None]
@@ -219,6 +224,8 @@ class Runner:
             linear.linear(x, weight, bias, y)
         elif compact:
             self._unpacked(x, weight, bias, y[0])
+        elif parts:
+            tiled.linear(x, weight, bias, y)
         else:
             product(x, weight, bias, y[0])
         if op.accumulate and self.group:
