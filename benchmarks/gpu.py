@@ -1,24 +1,46 @@
 """The CUDA backend on random weights in the shape of Qwen3-0.6B (or 8B): the engine itself, without tokenizer and text.
 
-    python -m benchmarks.gpu [--shape 0.6b|8b] [--format bf16|q8|q4] [--only W2 W1 ...] [--eager] [--profile FILE] [--json FILE]
-        [--tensor-parallel N]
+    python -m benchmarks.gpu [--shape 0.6b|8b] [--format bf16|q8|q4] [--only W2 W1 ...] [--repeats N] [--eager] [--profile FILE]
+        [--json FILE]
 
 W1: 256 requests, prompts and answers of 100 to 1024 tokens at random, temperature 0.6. W4: 1024 such. W2: one stream, prompt 128,
 512 tokens, greedy; the first token alone and the rate of the others. W3: 16 prompts of 2048 tokens, one token each.
-What the card reads per second and its bf16 matrix products are measured in the same run.
+What the card reads per second and its bf16 matrix products are measured in the same run, and each figure has beside it what
+they would allow, as nano_vllm.bench.limits tells: W1's limit is its tokens over the seconds of
+
+    prompts: max(weights read once in each step of 8192 tokens, matrices multiplied for each token)
+    answers: max(weights once a step, for as many steps as the longest answer, and for each token K/V of all before it;
+                 matrices multiplied for each token)
+
+`--repeats 3` runs each work three times in a row and adds its medians. `--profile FILE` writes traces of steady decode, FILE-1
+and FILE-256, and their picture, FILE.svg (benchmarks/gpu_profile.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 
 import numpy as np
 
+from nano_vllm.bench.limits import Limits, percent
+from nano_vllm.bench.running import run
+from nano_vllm.bench.table import spread
+from nano_vllm.bench.workloads import GROUPS, TEMPERATURES, Sizes, draw, fresh_ids, lengths, lines
+
+SIZES = Sizes.of(256, 1024, 1024, 1)
+LINES = {line.key: line for line in lines(SIZES, GROUPS)}
+FIGURES = {  # work -> name of a figure -> its line
+    "W1": {"output tok/s": "batch_256"},
+    "W2": {"first token ms": "first_token", "decode tok/s": "decode"},
+    "W3": {"prefill tok/s": "prefill_2048"},
+    "W4": {"output tok/s": "queue_1024"},
+}
 SHAPES = {
     "0.6b": dict(
         hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, tie_word_embeddings=True
@@ -43,18 +65,13 @@ class RandomWeights(Mapping):
     def __init__(self, shapes: dict[str, tuple[int, ...]], format: str) -> None:
         from nano_vllm.formats import describe
 
-        self.format, self.shapes, group = format, shapes, 0 if format == "bf16" else 32
+        self.shapes, group = shapes, 0 if format == "bf16" else 32
         self.infos = {n: describe(n, s, *((format, group) if len(s) == 2 else ("f32",))) for n, s in shapes.items()}
         self.starts = {name: STEP * i for i, name in enumerate(shapes)}
         drawn = np.frombuffer(np.random.default_rng(0).bytes(DRAWN), np.uint16)
         if format == "bf16":  # sign and fraction are random, the exponent is that of 1/64
             drawn = (drawn & 0x807F) | 0x3C80
         self.bytes = np.resize(drawn, (STEP * len(shapes) + max(i.nbytes for i in self.infos.values())) // 2).view(np.uint8)
-
-    def __reduce__(self):  # to ranks: what is drawn again need not be sent
-        from benchmarks.gpu import RandomWeights
-
-        return RandomWeights, (self.shapes, self.format)
 
     def _numbers(self, name: str, shape: tuple[int, ...], kind: type) -> np.ndarray:
         start = self.starts[name]
@@ -79,16 +96,22 @@ class RandomWeights(Mapping):
         return len(self.shapes)
 
 
+def lowered(shape: str):
+    """A shape's program."""
+    from nano_vllm import registry
+    from nano_vllm.model.program import lower
+
+    return lower(registry.load("architectures", "qwen3").describe(COMMON | SHAPES[shape]))
+
+
 def opened(shape: str, format: str = "bf16", **asked):
     """An engine over the cuda backend, and the seconds that opening took."""
-    from nano_vllm import registry
     from nano_vllm.backends import cuda
     from nano_vllm.engine.engine import Engine
     from nano_vllm.memory.plan import resolve
-    from nano_vllm.model.program import lower
     from nano_vllm.options import options
 
-    program = lower(registry.load("architectures", "qwen3").describe(COMMON | SHAPES[shape]))
+    program = lowered(shape)
     opts = options(backend="cuda", max_model_len=4096, **asked)
     begun = time.perf_counter()
     weights = RandomWeights(program.parameters, format)
@@ -98,84 +121,50 @@ def opened(shape: str, format: str = "bf16", **asked):
     return engine, time.perf_counter() - begun
 
 
-def run(engine, prompts: list[list[int]], counts: list[int], temperature: float) -> tuple[float, float]:
-    """-> seconds until the first token, and until the last."""
-    from nano_vllm.sampling.params import SamplingParams
+def measure(engine, work: str, repeat: int, rng: np.random.Generator) -> dict[str, float]:
+    """One figure for each name in FIGURES, and the seconds of W1, W3 and W4; prompts are others than any before."""
 
-    times: list[float] = []
-    got = [0] * len(prompts)
+    def once(name: str, answer: int | None = None) -> dict:
+        (phase,) = draw(name, SIZES, rng, repeat, engine.vocab_size)
+        phase = [(ids, answer or new) for ids, new in phase]
+        return run(engine, phase, TEMPERATURES.get(name, 0.0))
 
-    def sink(update, i: int) -> None:
-        times.append(time.perf_counter())
-        got[i] += len(update.ids)
-        if update.error:
-            raise update.error
-
-    begun = time.perf_counter()
-    for i, (prompt, count) in enumerate(zip(prompts, counts)):
-        params = SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=count)
-        engine.submit(engine.make_request(prompt, params, lambda update, i=i: sink(update, i)))
-    while engine.busy:
-        engine.step()
-    if got != counts:
-        raise RuntimeError("a request got another number of tokens than it asked for")
-    return times[0] - begun, times[-1] - begun
-
-
-def mixed(n: int, repeat: int) -> tuple[list[list[int]], list[int]]:
-    """Prompts and lengths of answers; with `repeat`, other tokens of the same lengths, so that no prefix is found again."""
-    draw = Random(0)
-    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(n)]
-    counts = [draw.randint(100, 1024) for _ in range(n)]
-    return [[(t + 997 * repeat) % 100000 + (repeat * 7) % 50 for t in p] for p in prompts], counts
-
-
-def random_prompts(n: int, length: int, seed: int) -> list[list[int]]:
-    draw = Random(seed)
-    return [[draw.randint(0, 100000) for _ in range(length)] for _ in range(n)]
-
-
-def measure(engine, work: str, repeat: int) -> dict:
     if work in ("W1", "W4"):
-        prompts, counts = mixed(256 if work == "W1" else 1024, repeat + (5 if work == "W4" else 0))
-        seconds = run(engine, prompts, counts, 0.6)[1]
-        return {"output tok/s": sum(counts) / seconds, "s": seconds, "steps": engine.stats.steps}
+        found = once("batch" if work == "W1" else "queue")
+        return {"output tok/s": found["tokens"] / found["seconds"], "s": found["seconds"], "steps": found["steps"]}
     if work == "W2":
-        seed = 1000 + 100 * repeat
-        for i in range(2):
-            run(engine, random_prompts(1, 128, seed + i), [8], 0.0)
-        first = sorted(run(engine, random_prompts(1, 128, seed + 10 + i), [1], 0.0)[1] for i in range(7))
-        rates = []
-        for i in range(3):
-            begun, ended = run(engine, random_prompts(1, 128, seed + 20 + i), [512], 0.0)
-            rates.append(511 / (ended - begun))
-        return {"first token ms": 1e3 * first[3], "decode tok/s": sorted(rates)[1]}
-    times = sorted(run(engine, random_prompts(16, 2048, 5000 + 100 * repeat + i), [1] * 16, 0.0)[1] for i in range(4))
-    return {"prefill tok/s": 16 * 2048 / times[1], "s": times[1]}
+        for _ in range(2):
+            once("one", 8)
+        first = statistics.median(once("one", 1)["seconds"] for _ in range(7))
+        runs = [once("one") for _ in range(3)]
+        rate = statistics.median(511 / (found["seconds"] - found["first_s"]) for found in runs)
+        return {"first token ms": 1e3 * first, "decode tok/s": rate}
+    seconds = sorted(once("prefill_2048")["seconds"] for _ in range(4))[1]
+    return {"prefill tok/s": 16 * 2048 / seconds, "s": seconds}
 
 
-def ceilings() -> dict:
-    """Median of 10: bytes read per second by a sum over 4 GB, and a bf16 product of 8192 x 8192 x 8192 on random numbers."""
-    import torch
+def shares(work: str, result: dict[str, float], limits: Limits) -> dict[str, tuple[float, float]]:
+    """Name of a figure -> its limit, and the figure's percent of it."""
+    found = {}
+    for name, key in FIGURES[work].items():
+        line = LINES[key]
+        limit = limits.figure(line, lengths(line.run, SIZES))
+        found[name] = limit, percent(line, result[name], limit)
+    return found
 
-    def seconds(work) -> float:
-        begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(10)] for _ in range(2))
-        for _ in range(3):
-            work()
-        for begin, end in zip(begins, ends):
-            begin.record()
-            work()
-            end.record()
-        torch.cuda.synchronize()
-        return sorted(b.elapsed_time(e) for b, e in zip(begins, ends))[5] / 1e3
 
-    x = torch.randn(2**30, device="cuda")
-    y = torch.empty_like(x)
-    copied = 2 * x.numel() * 4 / seconds(lambda: y.copy_(x))
-    summed = x.numel() * 4 / seconds(lambda: x.sum())
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    rate = 2 * 8192**3 / seconds(lambda: a @ b)
-    return {"read GB/s": summed / 1e9, "copy GB/s": copied / 1e9, "bf16 TFLOP/s": rate / 1e12}
+def summary(work: str, results: list[dict[str, float]], limits: Limits) -> str:
+    """A run's figures, or medians of several with the least and the most, beside the limits."""
+    middle = {name: statistics.median(r[name] for r in results) for name in results[0]}
+    shared, parts = shares(work, middle, limits), []
+    for name, value in middle.items():
+        part = f"{name} {value:,.2f}"
+        if len(results) > 1:
+            part += f" ({spread([r[name] for r in results])})"
+        if name in shared:
+            part += f" = {shared[name][1]:.0f} % of {shared[name][0]:,.2f}"
+        parts.append(part)
+    return (f"{work}, median of {len(results)}: " if len(results) > 1 else f"{work}: ") + ", ".join(parts)
 
 
 def held(session, before: int | None) -> str:
@@ -194,24 +183,29 @@ def held(session, before: int | None) -> str:
 
 
 def profile(engine, target: str) -> None:
-    """A trace of steady decode, and the kernels that take the most time, at 1 and at 256 streams."""
+    """Traces of steady decode at 1 and at 256 streams, the kernels that take the most time, and their picture, FILE.svg."""
     import torch
 
+    from . import gpu_profile
+
+    path, rng, traces = Path(target), np.random.default_rng(7), {}
     for streams in (1, 256):
-        prompts = random_prompts(streams, 100, 77)
-        run(engine, prompts, [60] * streams, 0.6)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as traced:
-            run(engine, random_prompts(streams, 100, 78), [60] * streams, 0.6)
+        for traced in (contextlib.nullcontext(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])):
+            with traced:
+                run(engine, [(fresh_ids(rng, 100, engine.vocab_size), 60) for _ in range(streams)], 0.6)
         print(f"\n{streams} streams, 60 tokens each\n", traced.key_averages().table(sort_by="cuda_time_total", row_limit=14))
-        path = Path(target)
-        traced.export_chrome_trace(str(path.with_name(f"{path.stem}-{streams}{path.suffix or '.json'}")))
+        trace = path.with_name(f"{path.stem}-{streams}{path.suffix or '.json'}")
+        traced.export_chrome_trace(str(trace))
+        traces[f"{streams} stream{'s' * (streams > 1)}"] = trace
+    gpu_profile.write(traces, path.with_suffix(".svg"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
     parser.add_argument("--format", choices=("bf16", "q8", "q4"), default="bf16")
-    parser.add_argument("--only", nargs="+", default=["W2", "W1", "W3", "W1", "W4"])
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=["W2", "W1", "W3", "W1", "W4"])
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of each work that is named, one after the other")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--profile", metavar="FILE")
@@ -220,23 +214,28 @@ def main() -> None:
     import torch
 
     from nano_vllm.backends.cuda import memory
+    from nano_vllm.backends.cuda.rates import measured
 
     before = memory.nvml_used(0)
     memory.context_bytes(0)  # before anything else makes the context
     how = {"shape": args.shape, "format": args.format, "eager": args.eager, "GPUs": args.tensor_parallel}
     found: dict = {"device": torch.cuda.get_device_name(), **how}
-    found["ceilings"] = ceilings()
-    torch.cuda.empty_cache()
+    ceilings = measured("bf16")
+    found["ceilings"] = {"read GB/s": ceilings.bytes_per_s / 1e9, "bf16 TFLOP/s": 2 * ceilings.multiply_adds_per_s / 1e12}
     print(found["device"], *(f"{name} {value:,.0f}" for name, value in found["ceilings"].items()), sep=", ", flush=True)
     engine, seconds = opened(args.shape, args.format, enforce_eager=args.eager, tensor_parallel_size=args.tensor_parallel, seed=0)
     print(f"opened in {seconds:.1f} s; {engine.plan.num_blocks:,} blocks", flush=True)
-    repeats: dict[str, int] = {}
+    limits, rng = Limits.of(engine, lowered(args.shape), ceilings), np.random.default_rng(1)
     for work in args.only:
-        repeats[work] = repeats.get(work, -1) + 1
-        result = measure(engine, work, repeats[work])
-        found.setdefault(work, []).append(result)
-        print(f"{work}:", ", ".join(f"{name} {value:,.2f}" for name, value in result.items()), flush=True)
-    print(held(engine.session, before), flush=True)
+        results = found.setdefault(work, [])
+        for _ in range(args.repeats):
+            results.append(measure(engine, work, len(results), rng))
+            print(summary(work, results[-1:], limits), flush=True)
+        if args.repeats > 1:
+            print(summary(work, results[-args.repeats :], limits), flush=True)
+    found["limits"] = {w: {name: s[0] for name, s in shares(w, found[w][0], limits).items()} for w in FIGURES if w in found}
+    used = torch.cuda.mem_get_info()
+    print(f"memory: {engine.session.memory()}, device {(used[1] - used[0]) / 1e9:.2f} of {used[1] / 1e9:.1f} GB used", flush=True)
     if args.profile:
         profile(engine, args.profile)
     if args.json:
