@@ -1,7 +1,7 @@
 """The CUDA backend on random weights in the shape of Qwen3-0.6B (or 8B): the engine itself, without tokenizer and text.
 
     python -m benchmarks.gpu [--shape 0.6b|8b] [--format bf16|q8|q4] [--only W2 W1 ...] [--repeats N] [--eager] [--profile FILE]
-        [--json FILE]
+        [--json FILE] [--tensor-parallel N]
 
 W1: 256 requests, prompts and answers of 100 to 1024 tokens at random, temperature 0.6. W4: 1024 such. W2: one stream, prompt 128,
 512 tokens, greedy; the first token alone and the rate of the others. W3: 16 prompts of 2048 tokens, one token each.
@@ -65,13 +65,18 @@ class RandomWeights(Mapping):
     def __init__(self, shapes: dict[str, tuple[int, ...]], format: str) -> None:
         from nano_vllm.formats import describe
 
-        self.shapes, group = shapes, 0 if format == "bf16" else 32
+        self.format, self.shapes, group = format, shapes, 0 if format == "bf16" else 32
         self.infos = {n: describe(n, s, *((format, group) if len(s) == 2 else ("f32",))) for n, s in shapes.items()}
         self.starts = {name: STEP * i for i, name in enumerate(shapes)}
         drawn = np.frombuffer(np.random.default_rng(0).bytes(DRAWN), np.uint16)
         if format == "bf16":  # sign and fraction are random, the exponent is that of 1/64
             drawn = (drawn & 0x807F) | 0x3C80
         self.bytes = np.resize(drawn, (STEP * len(shapes) + max(i.nbytes for i in self.infos.values())) // 2).view(np.uint8)
+
+    def __reduce__(self):  # to ranks: what is drawn again need not be sent
+        from benchmarks.gpu import RandomWeights
+
+        return RandomWeights, (self.shapes, self.format)
 
     def _numbers(self, name: str, shape: tuple[int, ...], kind: type) -> np.ndarray:
         start = self.starts[name]
@@ -234,8 +239,8 @@ def main() -> None:
         if args.repeats > 1:
             print(summary(work, results[-args.repeats :], limits), flush=True)
     found["limits"] = {w: {name: s[0] for name, s in shares(w, found[w][0], limits).items()} for w in FIGURES if w in found}
-    used = torch.cuda.mem_get_info()
-    print(f"memory: {engine.session.memory()}, device {(used[1] - used[0]) / 1e9:.2f} of {used[1] / 1e9:.1f} GB used", flush=True)
+    if args.tensor_parallel == 1:
+        print(held(engine.session, before), flush=True)
     if args.profile:
         profile(engine, args.profile)
     if args.json:
