@@ -78,7 +78,7 @@ def sizes(program: Program, dtype: torch.dtype, max_rows: int, max_seqs: int) ->
         if isinstance(op, Linear) and op.accumulate:
             width = program.widths[op.dst]
             found["delta"] = (max_rows * width, dtype)
-            most = max(linear.MAX_PARTS * linear.MAX_ROWS, packed.MAX_PART_ROWS, tiled.MAX_PARTS * tiled.MAX_ROWS)
+            most = max(linear.MAX_PARTS * linear.MAX_ROWS, packed.MAX_PART_ROWS, tiled.MAX_PART_ROWS)
             found["parts"] = (most * width, torch.float32)
         if isinstance(op, Attend):
             need = attention.scratch(max_seqs, op.heads, op.kv_heads, op.head_size)

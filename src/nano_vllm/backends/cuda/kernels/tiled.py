@@ -15,8 +15,9 @@ import triton.language as tl
 from . import pdl
 from ._dot import dot
 
-MAX_ROWS = 128
+MAX_OUTPUTS = 2**18  # rows times lines of the matrix
 MAX_PARTS = 4
+MAX_PART_ROWS = 512  # rows times parts
 ROWS = 64  # of a tile
 
 
@@ -61,7 +62,7 @@ def parts(rows: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -
     found = MAX_PARTS
     while found > 1 and (found * tiles > most or k % (found * tile)):
         found //= 2
-    fits = rows <= MAX_ROWS and dtype.itemsize == 2 and n % lines == 0
+    fits = rows * n <= MAX_OUTPUTS and found * rows <= MAX_PART_ROWS and dtype.itemsize == 2 and n % lines == 0
     return found if fits and found > 1 and 3 * found * tiles >= 2 * most else 0
 
 
