@@ -96,7 +96,10 @@ def test_linear(type, biased, count, n, k):
 
 @pytest.mark.parametrize("type", ["bf16", "f16"])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("count, n, k, parts", [(17, 1024, 512, 4), (64, 1024, 3072, 4), (65, 1024, 256, 4), (100, 2048, 128, 2), (200, 1024, 128, 2)])
+@pytest.mark.parametrize(
+    "count, n, k, parts",
+    [(17, 1024, 512, 4), (64, 1024, 3072, 4), (65, 1024, 256, 4), (100, 2048, 128, 2), (200, 1024, 128, 2)],
+)
 def test_tiles_in_parts(type, biased, count, n, k, parts):
     x, weight, bias = random(count, k, type=type), random(n, k, seed=1, type=type), random(n, seed=2) if biased else None
     assert tiled.parts(count, n, k, x.dtype, torch.device("cpu")) == parts

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 PIECE = 2**21  # bytes: the device gives memory in multiples of it
+MOST_CONTEXT = 2**30  # bytes: what seems to be more is what another process took at the same time
 
 
 class Held:
@@ -66,7 +67,7 @@ def context_bytes(index: int) -> int:
     before = nvml_used(index)
     torch.cuda.synchronize(index)  # makes it
     after = nvml_used(index)
-    return max(0, after - before) if before is not None and after is not None else 0
+    return min(MOST_CONTEXT, max(0, after - before)) if before is not None and after is not None else 0
 
 
 def nvml_used(index: int) -> int | None:

@@ -19,12 +19,15 @@ EVERY_STAGE = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, repetition_penalty
 
 
 def batches(plan: Plan) -> Iterator[Batch]:
-    """Decode at every padded size (without graphs, powers of two), every sampling stage, prompts of the sizes that graphs have,
-    and the largest step: within the plan, each over blocks of its own."""
+    """Decode at every padded size (without graphs, powers of two) and beside a prompt, every sampling stage, prompts of the sizes
+    that graphs have, and the largest step: within the plan, each over blocks of its own."""
     most = min(plan.max_num_seqs, plan.max_num_batched_tokens, plan.num_blocks)
     for size in [2**i for i in range(most.bit_length())] if plan.enforce_eager else padded_sizes(most):
         yield batch([1] * size, plan)
     yield batch([1], plan, EVERY_STAGE)
+    for size in (1, 2, 4, 8, 16):  # decoding beside a prompt, which kernels for few rows alone do not take
+        if size < min(most, plan.max_num_batched_tokens - 1):
+            yield batch([2] + [1] * size, plan)
     rows = min(plan.max_num_batched_tokens, plan.max_model_len, plan.num_blocks * plan.block_size)
     for length in sorted({min(rows, n) for n in (2, *range(MIXED_STEP, MIXED_ROWS + 1, MIXED_STEP))}):
         yield batch([length], plan)
