@@ -24,6 +24,7 @@ KINDS = {  # kind -> what is in its kernels' names; the first that fits. What fi
     "attention": ("_attend", "_decode", "_merge", "_prefill", "attention"),
     "products": (
         "_few",
+        "_tiled",
         "_product",
         "_one",
         "_several",
