@@ -1,10 +1,11 @@
 """The CUDA backend on random weights in the shape of Qwen3-0.6B (or 8B): the engine itself, without tokenizer and text.
 
-    python -m benchmarks.gpu [--shape 0.6b|8b] [--format bf16|q8|q4] [--only W2 W1 ...] [--repeats N] [--eager] [--profile FILE]
-        [--json FILE] [--tensor-parallel N]
+    python -m benchmarks.gpu [--shape 0.6b|8b] [--format bf16|q8|q4] [--kv bf16|int8|fp8] [--only W2 W1 ...] [--repeats N]
+        [--eager] [--profile FILE] [--json FILE] [--tensor-parallel N]
 
 W1: 256 requests, prompts and answers of 100 to 1024 tokens at random, temperature 0.6. W4: 1024 such. W2: one stream, prompt 128,
-512 tokens, greedy; the first token alone and the rate of the others. W3: 16 prompts of 2048 tokens, one token each.
+512 tokens, greedy; the first token alone and the rate of the others. W2x64: the rate of 64 such at once, whose prompts are one
+step. W3: 16 prompts of 2048 tokens, one token each.
 What the card reads per second and its bf16 matrix products are measured in the same run, and each figure has beside it what
 they would allow, as nano_vllm.bench.limits tells: W1's limit is its tokens over the seconds of
 
@@ -24,6 +25,7 @@ import json
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +33,16 @@ import numpy as np
 from nano_vllm.bench.limits import Limits, percent
 from nano_vllm.bench.running import run
 from nano_vllm.bench.table import spread
-from nano_vllm.bench.workloads import GROUPS, TEMPERATURES, Sizes, draw, fresh_ids, lengths, lines
+from nano_vllm.bench.workloads import GROUPS, TEMPERATURES, Line, Sizes, draw, fresh_ids, lengths, lines
 
-SIZES = Sizes.of(256, 1024, 1024, 1)
+STREAMS, PROMPT, NEW = 64, 128, 512  # of W2x64
+SIZES = replace(Sizes.of(256, 1024, 1024, 1), scaling_prompt=PROMPT, scaling_new=NEW)
 LINES = {line.key: line for line in lines(SIZES, GROUPS)}
+LINES["decode_64"] = Line("decode", "decode, 64 streams", "tok/s", f"scaling_{STREAMS}", STREAMS * (NEW - 1))
 FIGURES = {  # work -> name of a figure -> its line
     "W1": {"output tok/s": "batch_256"},
     "W2": {"first token ms": "first_token", "decode tok/s": "decode"},
+    "W2x64": {"decode tok/s": "decode_64"},
     "W3": {"prefill tok/s": "prefill_2048"},
     "W4": {"output tok/s": "queue_1024"},
 }
@@ -144,6 +149,9 @@ def measure(engine, work: str, repeat: int, rng: np.random.Generator) -> dict[st
         runs = [once("one") for _ in range(3)]
         rate = statistics.median(511 / (found["seconds"] - found["first_s"]) for found in runs)
         return {"first token ms": 1e3 * first, "decode tok/s": rate}
+    if work == "W2x64":
+        found = once(f"scaling_{STREAMS}")
+        return {"decode tok/s": STREAMS * (NEW - 1) / (found["seconds"] - found["first_s"])}
     seconds = sorted(once("prefill_2048")["seconds"] for _ in range(4))[1]
     return {"prefill tok/s": 16 * 2048 / seconds, "s": seconds}
 
@@ -209,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
     parser.add_argument("--format", choices=("bf16", "q8", "q4"), default="bf16")
+    parser.add_argument("--kv", choices=("auto", "bf16", "int8", "fp8"), default="auto", help="type of the cache")
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=["W2", "W1", "W3", "W1", "W4"])
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of each work that is named, one after the other")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs")
@@ -223,12 +232,13 @@ def main() -> None:
 
     before = memory.nvml_used(0)
     memory.context_bytes(0)  # before anything else makes the context
-    how = {"shape": args.shape, "format": args.format, "eager": args.eager, "GPUs": args.tensor_parallel}
+    how = {"shape": args.shape, "format": args.format, "kv": args.kv, "eager": args.eager, "GPUs": args.tensor_parallel}
     found: dict = {"device": torch.cuda.get_device_name(), **how}
     ceilings = measured("bf16")
     found["ceilings"] = {"read GB/s": ceilings.bytes_per_s / 1e9, "bf16 TFLOP/s": 2 * ceilings.multiply_adds_per_s / 1e12}
     print(found["device"], *(f"{name} {value:,.0f}" for name, value in found["ceilings"].items()), sep=", ", flush=True)
-    engine, seconds = opened(args.shape, args.format, enforce_eager=args.eager, tensor_parallel_size=args.tensor_parallel, seed=0)
+    asked = dict(kv_cache_dtype=args.kv, enforce_eager=args.eager, tensor_parallel_size=args.tensor_parallel, seed=0)
+    engine, seconds = opened(args.shape, args.format, **asked)
     print(f"opened in {seconds:.1f} s; {engine.plan.num_blocks:,} blocks", flush=True)
     limits, rng = Limits.of(engine, lowered(args.shape), ceilings), np.random.default_rng(1)
     for work in args.only:

@@ -98,17 +98,18 @@ def test_works_are_told_beside_their_limits(monkeypatch):
     found = {work: gpu.measure(engine, work, 0, rng) for work in gpu.FIGURES}
     assert found["W1"] == {"output tok/s": 133_966 / 2, "s": 2.0, "steps": 9}
     assert found["W2"] == {"first token ms": 2000.0, "decode tok/s": 511.0}
+    assert found["W2x64"] == {"decode tok/s": 64 * 511.0}
     assert found["W3"]["prefill tok/s"] == 16 * 2048 / 2
     assert seen[0][:2] == (256, 142_827) and seen[0][3] == 0.6 and seen[-1][0] == 1024 and seen[-1][3] == 0.6
-    assert (
-        seen[1:-1]
-        == [(1, 128, {8}, 0.0)] * 2 + [(1, 128, {1}, 0.0)] * 7 + [(1, 128, {512}, 0.0)] * 3 + [(16, 32768, {1}, 0.0)] * 4
-    )
+    one = [(1, 128, {8}, 0.0)] * 2 + [(1, 128, {1}, 0.0)] * 7 + [(1, 128, {512}, 0.0)] * 3
+    assert seen[1:-1] == [*one, (64, 8192, {512}, 0.0), *[(16, 32768, {1}, 0.0)] * 4]
     limits = Limits(Ceilings(1e12, 1e12, "bf16"), 10**9, 10**5, 10**8, 10**8, 256, 8192)
     rows = gpu.summary("W1", [found["W1"], found["W1"] | {"output tok/s": 50_000.0}], limits)
     assert rows.startswith("W1, median of 2: output tok/s 58,491.50 (50,000 to 66,983) = ") and "s 2.00 (2.00 to 2.00)" in rows
     # 127 tokens read 1 ms of weights; 128 are multiplied in 12.9 ms
     assert gpu.shares("W2", found["W2"], limits)["first token ms"] == pytest.approx((12.9, 100 * 12.9 / 2000))
+    # 511 steps read 1 ms of weights, and 64 · (128 + 256) keys on average; that many tokens are multiplied in 12.8 ms
+    assert gpu.shares("W2x64", found["W2x64"], limits)["decode tok/s"][0] == pytest.approx(64 / 12.8e-3)
 
 
 def test_limits_of_w1_are_those_of_arithmetic():
