@@ -139,8 +139,9 @@ QuantizedRows quantize_rows(const std::string &isa, const Floats &x) {
     if (x.shape(1) % BLOCK) refuse("activations are quantised in groups of 32 columns");
     const int rows = (int)x.shape(0), k = (int)x.shape(1);
     Memory memory = allocate(activations_bytes(rows, k));
-    QuantizedRows q{activations_in(memory.get(), k), rows, std::move(memory)};
-    kernels_of(isa).quantize(x.data(), leading(x), 0, rows, q.activations);
+    const auto &kernels = kernels_of(isa);
+    QuantizedRows q{activations_in(memory.get(), k, kernels.panel(rows)), rows, std::move(memory)};
+    kernels.quantize(x.data(), leading(x), 0, rows, q.activations);
     return q;
 }
 
@@ -199,14 +200,14 @@ template <class T> nb::object copy_of(const T *data, size_t rows, size_t columns
     return nb::ndarray<nb::numpy, T>(copy, {rows, columns}, owner).cast();
 }
 
-// One member of all groups, row by row: (rows, k) int8 or (rows, k / 32) numbers.
-template <class Member> nb::object rows_of(const QuantizedRows &x, Member ActivationGroup::*member) {
+// One member of all rows of groups, row by row: (rows, k) int8 or (rows, k / 32) numbers.
+template <class Member> nb::object rows_of(const QuantizedRows &x, Member ActivationRow::*member) {
     using Item = std::remove_all_extents_t<Member>;
-    const size_t groups = x.activations.k / BLOCK, each = sizeof(Member) / sizeof(Item) / PANEL;
+    const size_t groups = x.activations.k / BLOCK, each = sizeof(Member) / sizeof(Item);
     std::vector<Item> all(x.rows * groups * each);
     for (int r = 0; r < x.rows; r++)
         for (size_t g = 0; g < groups; g++) {
-            const Item *items = (const Item *)&(x.activations.panel(r)[g].*member) + x.activations.lane(r) * each;
+            const Item *items = (const Item *)&(x.activations.at(r)[g * x.activations.panel].*member);
             std::copy_n(items, each, all.begin() + (r * groups + g) * each);
         }
     return copy_of(all.data(), x.rows, groups * each);
@@ -220,10 +221,10 @@ void bind_kernels(nb::module_ &module) {
         .def_prop_ro("blocks", [](const PackedMatrix &m) { return m.matrix.blocks(); })
         .def_prop_ro("packed", [](const PackedMatrix &m) { return copy_of(m.matrix.data, 1, m.matrix.bytes); });
     nb::class_<QuantizedRows>(module, "Activations")
-        .def_prop_ro("quants", [](const QuantizedRows &x) { return rows_of(x, &ActivationGroup::q); })
-        .def_prop_ro("scales", [](const QuantizedRows &x) { return rows_of(x, &ActivationGroup::scale); })
-        .def_prop_ro("sums", [](const QuantizedRows &x) { return rows_of(x, &ActivationGroup::sum); })
-        .def_prop_ro("shifts", [](const QuantizedRows &x) { return rows_of(x, &ActivationGroup::shift); });
+        .def_prop_ro("quants", [](const QuantizedRows &x) { return rows_of(x, &ActivationRow::q); })
+        .def_prop_ro("scales", [](const QuantizedRows &x) { return rows_of(x, &ActivationRow::scale); })
+        .def_prop_ro("sums", [](const QuantizedRows &x) { return rows_of(x, &ActivationRow::sum); })
+        .def_prop_ro("shifts", [](const QuantizedRows &x) { return rows_of(x, &ActivationRow::shift); });
 
     module.def("isas", &isas, "Instruction sets that this build and this processor have, widest first.");
     module.def("packed_bytes", [](const std::string &format, int n, int k, int group, bool minimum) {

@@ -7,6 +7,11 @@
 #if defined(NANO_X86) && defined(_MSC_VER)
 #include <intrin.h>
 #endif
+#ifdef NANO_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(NANO_ARM64) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #elif defined(NANO_ARM64) && defined(__linux__)
@@ -27,6 +32,11 @@ extern const Kernels kernels;
 namespace avx512 {
 extern const Kernels kernels;
 }
+#ifdef NANO_AMX
+namespace amx {
+extern const Kernels kernels;
+}
+#endif
 #endif
 #ifdef NANO_ARM64
 namespace neon {
@@ -65,6 +75,20 @@ bool has_avx512() {
 #endif
 #endif
 
+#ifdef NANO_AMX
+// Linux saves the tile registers of a process's threads only once the process has asked for them.
+bool asked_for_tiles() {
+    constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+bool has_amx() {
+    unsigned a, b, c, d = 0;
+    const bool tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 25 & 1);
+    static const bool asked = tiles && asked_for_tiles();
+    return asked;
+}
+#endif
+
 #ifdef NANO_ARM64
 bool has_dotprod() {
 #if defined(__APPLE__)
@@ -86,6 +110,9 @@ bool has_dotprod() {
 std::vector<const Kernels *> available_kernels() {
     std::vector<const Kernels *> found;
 #ifdef NANO_X86
+#ifdef NANO_AMX
+    if (has_avx512() && has_amx()) found.push_back(&amx::kernels);
+#endif
     if (has_avx512()) found.push_back(&avx512::kernels);
     if (has_avx2()) found.push_back(&avx2::kernels);
 #endif

@@ -6,28 +6,31 @@
 
 #include "linear_k.h"
 #include "tile.h"
+#ifdef NANO_ISA_amx
+#include "linear_amx.h"
+#endif
 
 namespace nano::NANO_ISA {
 
 template <int M, int H, bool MINIMUM>
 NANO_INLINE void tile_q4(const Matrix &w, const uint8_t *block, const Activations &a, const Target &to, int row, int half) {
-    const ActivationGroup *x = a.panel(row), *end = x + w.k / BLOCK;
-    const int steps = w.group / BLOCK, lane = M == PANEL ? 0 : a.lane(row);
+    const ActivationRow *x = a.at(row), *end = x + w.k / BLOCK * a.panel;
+    const int steps = w.group / BLOCK;
     Tile<M, H> tile;
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
     while (x < end) {
         const uint8_t *scales = block + steps * 512 + half * 32, *mins = scales + 64;
-        for (int s = 0; s < steps; s++, x++, block += 512) {
+        for (int s = 0; s < steps; s++, x += a.panel, block += 512) {
             i32x16 dots[M][H];
-            dot_nibbles<M, H>(block + half * 256, *x, lane, MINIMUM ? 0 : 8, dots);
+            dot_nibbles<M, H>(block + half * 256, x, MINIMUM ? 0 : 8, dots);
             for (int h = 0; h < H; h++) {
                 const f32x16 scale = load_f16((const uint16_t *)(scales + h * 32));
                 for (int m = 0; m < M; m++)
-                    tile.sum[m][h] = fma(to_f32(dots[m][h]), scale * set1(x->scale[lane + m]), tile.sum[m][h]);
+                    tile.sum[m][h] = fma(to_f32(dots[m][h]), scale * set1(x[m].scale), tile.sum[m][h]);
                 if constexpr (MINIMUM) {
                     const f32x16 minimum = load_f16((const uint16_t *)(mins + h * 32));
-                    for (int m = 0; m < M; m++) tile.sum[m][h] = fma(minimum, set1(x->shift[lane + m]), tile.sum[m][h]);
+                    for (int m = 0; m < M; m++) tile.sum[m][h] = fma(minimum, set1(x[m].shift), tile.sum[m][h]);
                 }
             }
         }
@@ -38,15 +41,14 @@ NANO_INLINE void tile_q4(const Matrix &w, const uint8_t *block, const Activation
 
 template <int M, int H>
 NANO_INLINE void tile_q8(const Matrix &w, const uint8_t *block, const Activations &a, const Target &to, int row, int half) {
-    const ActivationGroup *x = a.panel(row), *end = x + w.k / BLOCK;
-    const int lane = M == PANEL ? 0 : a.lane(row);
+    const ActivationRow *x = a.at(row), *end = x + w.k / BLOCK * a.panel;
     Tile<M, H> tile;
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
-    for (; x < end; x++, block += 1024 + 64) {
+    for (; x < end; x += a.panel, block += 1024 + 64) {
         Bytes acc[M][H];
         for (int m = 0; m < M; m++)
-            for (int h = 0; h < H; h++) acc[m][h] = begin_bytes(x->sum[lane + m]);
+            for (int h = 0; h < H; h++) acc[m][h] = begin_bytes(x[m].sum);
 #pragma GCC unroll 8
         for (int t = 0; t < 8; t++) {
             u8x64 weights[H];
@@ -55,14 +57,14 @@ NANO_INLINE void tile_q8(const Matrix &w, const uint8_t *block, const Activation
                 ahead<M>(block + (half + h) * 512 + t * 64);
             }
             for (int m = 0; m < M; m++) {
-                const int32_t columns = four(x->q[lane + m] + 4 * t);
+                const int32_t columns = four(x[m].q + 4 * t);
                 for (int h = 0; h < H; h++) step(acc[m][h], weights[h], columns);
             }
         }
         for (int h = 0; h < H; h++) {
             const f32x16 scale = load_f16((const uint16_t *)(block + 1024 + (half + h) * 32));
             for (int m = 0; m < M; m++)
-                tile.sum[m][h] = fma(to_f32(end_bytes(acc[m][h])), scale * set1(x->scale[lane + m]), tile.sum[m][h]);
+                tile.sum[m][h] = fma(to_f32(end_bytes(acc[m][h])), scale * set1(x[m].scale), tile.sum[m][h]);
         }
     }
     finish(tile, to, row, half);
@@ -115,7 +117,7 @@ NANO_INLINE void tile_float(const Matrix &w, const uint8_t *block, const float *
 
 // Rows that meet all blocks before the next ones do: as many as the second cache holds beside a block.
 NANO_INLINE int rows_at_once(const Matrix &w) {
-    const size_t row_bytes = w.quantized() ? (size_t)w.k * sizeof(ActivationGroup) / (BLOCK * PANEL) : (size_t)w.k * 4;
+    const size_t row_bytes = w.quantized() ? (size_t)w.k / BLOCK * sizeof(ActivationRow) : (size_t)w.k * 4;
     const int rows = (int)(400000 / row_bytes) / TILE_ROWS * TILE_ROWS;
     return rows < 16 ? 16 : rows;
 }
@@ -143,9 +145,23 @@ void tile(const Matrix &w, const uint8_t *block, const Activations &a, const flo
         tile_float<M, TILE_HALVES, F>(w, block, x, ldx, to, row, half);
 }
 
+// AMX needs that many rows to be faster than the tiles here.
+inline int panel_for([[maybe_unused]] int rows) {
+#ifdef NANO_ISA_amx
+    if (rows >= 2 * LARGE_PANEL) return LARGE_PANEL;
+#endif
+    return PANEL;
+}
+
 template <Format F, bool MINIMUM = false>
 void linear_blocks(const Matrix &w, const Activations &a, const float *x, size_t ldx, int rows, float *out, size_t ldo,
                    int block_begin, int block_end, const float *bias, bool accumulate) {
+#ifdef NANO_ISA_amx
+    if constexpr (F >= Format::q8)
+        if (a.panel == LARGE_PANEL && a.first % LARGE_PANEL == 0)
+            return amx_blocks<F, MINIMUM || F == Format::q4_k || F == Format::q5_k>(w, a, rows, out, ldo, block_begin, block_end, bias,
+                                                                                   accumulate);
+#endif
     const size_t bytes = w.bytes / w.blocks();
     const int some = rows_at_once(w);
     for (int begin = 0; begin < rows; begin += some) {

@@ -27,7 +27,7 @@ struct SuperBlock {
 
 // Columns 4·T … 4·T + 3 and 16 + 4·T … of a step of q5_k. `step_of` points at the tile's first half of the nibbles.
 template <int T, int M, int H>
-NANO_INLINE void quarter_q5_k(const uint8_t *step_of, const u8x64 (&bits)[H], const ActivationGroup &a, int lane,
+NANO_INLINE void quarter_q5_k(const uint8_t *step_of, const u8x64 (&bits)[H], const ActivationRow *a,
                               Sextets (&acc)[M][H]) {
     u8x64 low[H], high[H];
     for (int h = 0; h < H; h++) {
@@ -37,13 +37,13 @@ NANO_INLINE void quarter_q5_k(const uint8_t *step_of, const u8x64 (&bits)[H], co
         high[h] = with_bits<-T, 0x10>(high_nibbles(both), bits[h]);
     }
     for (int m = 0; m < M; m++) {
-        const int32_t first = four(a.q[lane + m] + 4 * T), second = four(a.q[lane + m] + 16 + 4 * T);
+        const int32_t first = four(a[m].q + 4 * T), second = four(a[m].q + 16 + 4 * T);
         for (int h = 0; h < H; h++) step(acc[m][h], low[h], first, high[h], second);
     }
 }
 
 template <int M, int H>
-NANO_INLINE void dot_q5_k(const uint8_t *at, int half, const ActivationGroup &a, int lane, i32x16 (&dots)[M][H]) {
+NANO_INLINE void dot_q5_k(const uint8_t *at, int half, const ActivationRow *a, i32x16 (&dots)[M][H]) {
     Sextets acc[M][H];
     u8x64 bits[H];
     for (int h = 0; h < H; h++) {
@@ -52,17 +52,17 @@ NANO_INLINE void dot_q5_k(const uint8_t *at, int half, const ActivationGroup &a,
     }
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) acc[m][h] = begin_sextets(0);
-    quarter_q5_k<0>(at + half * 256, bits, a, lane, acc);
-    quarter_q5_k<1>(at + half * 256, bits, a, lane, acc);
-    quarter_q5_k<2>(at + half * 256, bits, a, lane, acc);
-    quarter_q5_k<3>(at + half * 256, bits, a, lane, acc);
+    quarter_q5_k<0>(at + half * 256, bits, a, acc);
+    quarter_q5_k<1>(at + half * 256, bits, a, acc);
+    quarter_q5_k<2>(at + half * 256, bits, a, acc);
+    quarter_q5_k<3>(at + half * 256, bits, a, acc);
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) dots[m][h] = end_sextets(acc[m][h]);
 }
 
 // Columns 16·PART + 4·T … 16·PART + 4·T + 7 of a step of q6_k.
 template <int PART, int T, int M, int H>
-NANO_INLINE void quarter_q6_k(const uint8_t *step_of, const u8x64 (&bits)[H], const ActivationGroup &a, int lane,
+NANO_INLINE void quarter_q6_k(const uint8_t *step_of, const u8x64 (&bits)[H], const ActivationRow *a,
                               Sextets (&acc)[M][H]) {
     u8x64 one[H], next[H];
     for (int h = 0; h < H; h++) {
@@ -75,13 +75,13 @@ NANO_INLINE void quarter_q6_k(const uint8_t *step_of, const u8x64 (&bits)[H], co
         next[h] = with_bits<2 - 2 * T, 0x30>(PART ? high_nibbles(next[h]) : low_nibbles(next[h]), bits[h]);
     }
     for (int m = 0; m < M; m++) {
-        const int8_t *q = a.q[lane + m] + 16 * PART + 4 * T;
+        const int8_t *q = a[m].q + 16 * PART + 4 * T;
         for (int h = 0; h < H; h++) step(acc[m][h], one[h], four(q), next[h], four(q + 4));
     }
 }
 
 template <int PART, int M, int H>
-NANO_INLINE void dot_q6_k(const uint8_t *at, int half, const ActivationGroup &a, int lane, i32x16 (&dots)[M][H]) {
+NANO_INLINE void dot_q6_k(const uint8_t *at, int half, const ActivationRow *a, i32x16 (&dots)[M][H]) {
     Sextets acc[M][H];
     u8x64 bits[H];
     for (int h = 0; h < H; h++) {
@@ -89,44 +89,43 @@ NANO_INLINE void dot_q6_k(const uint8_t *at, int half, const ActivationGroup &a,
         ahead<M>(at + 512 + (half + h) * 128 + PART * 64);
     }
     for (int m = 0; m < M; m++) {
-        const int32_t sum = PART ? a.sum[lane + m] - a.first[lane + m] : a.first[lane + m];
+        const int32_t sum = PART ? a[m].sum - a[m].first : a[m].first;
         for (int h = 0; h < H; h++) acc[m][h] = begin_sextets(-32 * sum);
     }
-    quarter_q6_k<PART, 0>(at + half * 256, bits, a, lane, acc);
-    quarter_q6_k<PART, 2>(at + half * 256, bits, a, lane, acc);
+    quarter_q6_k<PART, 0>(at + half * 256, bits, a, acc);
+    quarter_q6_k<PART, 2>(at + half * 256, bits, a, acc);
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) dots[m][h] = end_sextets(acc[m][h]);
 }
 
 template <int M, int H>
-NANO_INLINE void add(Tile<M, H> &tile, const i32x16 (&dots)[M][H], int h, f32x16 scale, const ActivationGroup &a, int lane) {
-    for (int m = 0; m < M; m++) tile.sum[m][h] = fma(to_f32(dots[m][h]), scale * set1(a.scale[lane + m]), tile.sum[m][h]);
+NANO_INLINE void add(Tile<M, H> &tile, const i32x16 (&dots)[M][H], int h, f32x16 scale, const ActivationRow *a) {
+    for (int m = 0; m < M; m++) tile.sum[m][h] = fma(to_f32(dots[m][h]), scale * set1(a[m].scale), tile.sum[m][h]);
 }
 
 template <int M, int H, Format F>
 NANO_INLINE void tile_k(const Matrix &w, const uint8_t *block, const Activations &a, const Target &to, int row, int half) {
-    const ActivationGroup *x = a.panel(row), *end = x + w.k / BLOCK;
-    const int lane = M == PANEL ? 0 : a.lane(row);
+    const ActivationRow *x = a.at(row), *end = x + w.k / BLOCK * a.panel;
     Tile<M, H> tile;
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) tile.sum[m][h] = zero();
     while (x < end) {
         const SuperBlock<H, F> super(block + SUPER / BLOCK * step_bytes(F), half);
-        for (int s = 0; s < SUPER / BLOCK; s++, x++, block += step_bytes(F)) {
+        for (int s = 0; s < SUPER / BLOCK; s++, x += a.panel, block += step_bytes(F)) {
             i32x16 dots[M][H];
             if constexpr (F == Format::q6_k) {
-                dot_q6_k<0>(block, half, *x, lane, dots);
-                for (int h = 0; h < H; h++) add(tile, dots, h, super.scale(2 * s, h), *x, lane);
-                dot_q6_k<1>(block, half, *x, lane, dots);
-                for (int h = 0; h < H; h++) add(tile, dots, h, super.scale(2 * s + 1, h), *x, lane);
+                dot_q6_k<0>(block, half, x, dots);
+                for (int h = 0; h < H; h++) add(tile, dots, h, super.scale(2 * s, h), x);
+                dot_q6_k<1>(block, half, x, dots);
+                for (int h = 0; h < H; h++) add(tile, dots, h, super.scale(2 * s + 1, h), x);
                 continue;
             }
-            if constexpr (F == Format::q4_k) dot_nibbles<M, H>(block + half * 256, *x, lane, 0, dots);
-            if constexpr (F == Format::q5_k) dot_q5_k(block, half, *x, lane, dots);
+            if constexpr (F == Format::q4_k) dot_nibbles<M, H>(block + half * 256, x, 0, dots);
+            if constexpr (F == Format::q5_k) dot_q5_k(block, half, x, dots);
             for (int h = 0; h < H; h++) {
-                add(tile, dots, h, super.scale(s, h), *x, lane);
+                add(tile, dots, h, super.scale(s, h), x);
                 const f32x16 minimum = super.minimum(s, h);
-                for (int m = 0; m < M; m++) tile.sum[m][h] = fma(minimum, set1(x->shift[lane + m]), tile.sum[m][h]);
+                for (int m = 0; m < M; m++) tile.sum[m][h] = fma(minimum, set1(x[m].shift), tile.sum[m][h]);
             }
         }
         block += tail_bytes(F);

@@ -11,6 +11,6 @@ namespace nano::NANO_ISA {
 #define NANO_NAME(isa) NANO_NAME_(isa)
 
 extern const MatrixKernels matrix_kernels;
-const MatrixKernels matrix_kernels = {NANO_NAME(NANO_ISA), quantize, quantize_rest, linear, embed, spin, probe};
+const MatrixKernels matrix_kernels = {NANO_NAME(NANO_ISA), panel_for, quantize, quantize_rest, linear, embed, spin, probe};
 
 }  // namespace nano::NANO_ISA

@@ -78,32 +78,34 @@ void pack(const Matrix &shape, const Planes &planes, uint8_t *dst, int block_beg
 // Rows of float32 rounded to int8 per 32 columns: x ≈ scale · q with scale = max|x| / 127, q = x · (127 / max|x|) to nearest
 // even. A group whose largest magnitude is under 2^-119 counts as zero (scale 0). A group with a NaN or an infinity has scale
 // NaN and q 0: every output of its row becomes NaN.
-constexpr int PANEL = 4;  // rows that lie together, so that a tile of rows reads one forward stream
-
-struct ActivationGroup {  // 32 columns of a panel
-    int8_t q[PANEL][BLOCK];
-    float scale[PANEL];
-    int32_t sum[PANEL];  // Σ q
-    float shift[PANEL];  // scale · Σ q, what a minimum is multiplied with
-    int32_t first[PANEL];  // Σ q of columns 0..15
+struct ActivationRow {  // 32 columns of a row, with all that a product needs of them
+    int8_t q[BLOCK];
+    float scale;
+    int32_t sum;    // Σ q
+    float shift;    // scale · Σ q, what a minimum is multiplied with
+    int32_t first;  // Σ q of columns 0..15
 };
-static_assert(sizeof(ActivationGroup) == 192);
+static_assert(sizeof(ActivationRow) == 48);
 
+// Panels of rows: the first 32 columns of all its rows, then the next 32, so that a tile of rows reads one forward stream.
 struct Activations {
-    ActivationGroup *groups = nullptr;  // (panels, k / 32)
+    ActivationRow *rows = nullptr;  // (panels, k / 32, panel)
     int k = 0;
+    int panel = 0;  // rows of one
     int first = 0;  // row 0 of this view
 
     // The same with `row` as its first.
-    NANO_INLINE Activations from(int row) const { return {groups, k, first + row}; }
-    // The groups of a row's panel, and its place in each.
-    NANO_INLINE ActivationGroup *panel(int row) const { return groups + (size_t)((first + row) / PANEL) * (k / BLOCK); }
-    NANO_INLINE int lane(int row) const { return (first + row) % PANEL; }
+    NANO_INLINE Activations from(int row) const { return {rows, k, panel, first + row}; }
+    // The first columns of a row, of the rows of its panel behind it; the next columns lie `panel` further on.
+    NANO_INLINE ActivationRow *at(int row) const {
+        return rows + (size_t)((first + row) / panel) * (k / BLOCK) * panel + (first + row) % panel;
+    }
 };
 
-// Memory for `rows` rows of activations (k a multiple of 32), and its use; `memory` is 64-byte aligned.
+// Memory for `rows` rows of activations (k a multiple of 32) in panels of any size, and its use; `memory` is 64-byte aligned.
+constexpr int PANEL = 4, LARGE_PANEL = 16;
 size_t activations_bytes(int rows, int k);
-Activations activations_in(void *memory, int k);
+Activations activations_in(void *memory, int k, int panel);
 
 // Functions of simd.h that tests call through `probe`.
 enum class Probe {
@@ -113,6 +115,9 @@ enum class Probe {
 // One instruction set's kernels; all give the same bits.
 struct MatrixKernels {
     const char *name;
+
+    // Rows of a panel, PANEL or LARGE_PANEL, that `linear` likes best for so many rows.
+    int (*panel)(int rows);
 
     // Rows [row_begin, row_end) of x, whose rows begin every ldx floats, into the same rows of `out`.
     void (*quantize)(const float *x, size_t ldx, int row_begin, int row_end, Activations out);
@@ -145,6 +150,7 @@ struct MatrixKernels {
 namespace generic { extern const MatrixKernels matrix_kernels; }
 namespace avx2 { extern const MatrixKernels matrix_kernels; }
 namespace avx512 { extern const MatrixKernels matrix_kernels; }
+namespace amx { extern const MatrixKernels matrix_kernels; }
 namespace neon { extern const MatrixKernels matrix_kernels; }
 namespace neon_dotprod { extern const MatrixKernels matrix_kernels; }
 

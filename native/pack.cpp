@@ -40,10 +40,10 @@ PlaneBytes plane_bytes(const Matrix &shape) {
 }
 
 size_t activations_bytes(int rows, int k) {
-    return (size_t)((rows + PANEL - 1) / PANEL) * (k / BLOCK) * sizeof(ActivationGroup);
+    return (size_t)(rows + LARGE_PANEL - 1) / LARGE_PANEL * LARGE_PANEL * (k / BLOCK) * sizeof(ActivationRow);
 }
 
-Activations activations_in(void *memory, int k) { return {(ActivationGroup *)memory, k, 0}; }
+Activations activations_in(void *memory, int k, int panel) { return {(ActivationRow *)memory, k, panel, 0}; }
 
 namespace {
 

@@ -12,12 +12,12 @@ namespace {
 struct Grid {
     int rows, columns;
 };
-Grid grid_for(int rows, int64_t blocks, int threads) {
+Grid grid_for(int rows, int panel, int64_t blocks, int threads) {
     Grid best{1, threads};
     int64_t least = INT64_MAX;
     for (int r = 1; r <= threads; ++r) {
         if (threads % r != 0) continue;
-        const int64_t columns = threads / r, longest = (((rows + PANEL - 1) / PANEL + r - 1) / r) * ((blocks + columns - 1) / columns);
+        const int64_t columns = threads / r, longest = (((rows + panel - 1) / panel + r - 1) / r) * ((blocks + columns - 1) / columns);
         if (longest < least) {
             best = {r, int(columns)};
             least = longest;
@@ -48,7 +48,8 @@ Activations Session::round_rows(const Linear &op, const Current &current, int th
     const std::vector<int32_t> &firsts = *current.firsts;
     const int count = current.rows + int(firsts.size());
     const bool alone = count <= kFew;
-    const Activations out = activations_in((alone ? own_[thread] : activations_).data(), matrices_[op.weights[0]].k);
+    const Activations out = activations_in((alone ? own_[thread] : activations_).data(), matrices_[op.weights[0]].k,
+                                           kernels_.matrix->panel(current.rows));
     const Share part = alone ? Share{0, current.rows} : share(current.rows, thread, pool_.size());
     size_t next = std::lower_bound(firsts.begin(), firsts.end(), int32_t(part.begin)) - firsts.begin();
     for (int64_t row = part.begin; row < part.end; ++row) {
@@ -70,9 +71,10 @@ void Session::apply(const Linear &op, const Current &current, int thread) {
         quantized |= matrices_[w].quantized();
     }
     const Activations activations = quantized ? round_rows(op, current, thread) : Activations{};
-    const Grid grid = grid_for(current.rows, blocks, pool_.size());
-    const Share panels = share((current.rows + PANEL - 1) / PANEL, thread / grid.columns, grid.rows),
-                rows{panels.begin * PANEL, std::min(panels.end * PANEL, int64_t(current.rows))}, part = share(blocks, thread % grid.columns, grid.columns);
+    const int panel = quantized ? activations.panel : PANEL;
+    const Grid grid = grid_for(current.rows, panel, blocks, pool_.size());
+    const Share panels = share((current.rows + panel - 1) / panel, thread / grid.columns, grid.rows),
+                rows{panels.begin * panel, std::min(panels.end * panel, int64_t(current.rows))}, part = share(blocks, thread % grid.columns, grid.columns);
     if (rows.begin >= rows.end) return;
     int64_t base = 0;
     float *out = dst.data;

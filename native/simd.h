@@ -1,6 +1,6 @@
 // Sixteen lanes on every instruction set.
 //
-// A kernel is one source, compiled once per instruction set with NANO_ISA set to its name (generic, avx2, avx512, neon,
+// A kernel is one source, compiled once per instruction set with NANO_ISA set to its name (generic, avx2, avx512, amx, neon,
 // neon_dotprod); all of it lives in namespace nano::NANO_ISA. The rule of this header: EVERY FUNCTION GIVES THE SAME BITS ON
 // EVERY INSTRUCTION SET (of a NaN only that it is one). Hence sixteen lanes everywhere, explicit fma, one fixed tree for
 // reductions, one exp, and -ffp-contract=off. Subnormal numbers are kept: no thread may set flush-to-zero.
@@ -41,7 +41,7 @@
 #include <cstring>
 
 #ifndef NANO_ISA
-#error "compile with -DNANO_ISA=generic, avx2, avx512, neon or neon_dotprod"
+#error "compile with -DNANO_ISA=generic, avx2, avx512, amx, neon or neon_dotprod"
 #endif
 
 #include "inline.h"

@@ -48,12 +48,12 @@ NANO_INLINE int32_t four(const int8_t *q) {
     return word;
 }
 
-// 32 columns of q4: the exact sums of M rows from `lane`; `w` is the half's 256 bytes.
+// 32 columns of q4: the exact sums of M rows; `w` is the half's 256 bytes.
 template <int M, int H>
-NANO_INLINE void dot_nibbles(const uint8_t *w, const ActivationGroup &a, int lane, int offset, i32x16 (&dots)[M][H]) {
+NANO_INLINE void dot_nibbles(const uint8_t *w, const ActivationRow *a, int offset, i32x16 (&dots)[M][H]) {
     Nibbles acc[M][H];
     for (int m = 0; m < M; m++)
-        for (int h = 0; h < H; h++) acc[m][h] = begin_nibbles(a.sum[lane + m], offset);
+        for (int h = 0; h < H; h++) acc[m][h] = begin_nibbles(a[m].sum, offset);
 #pragma GCC unroll 4
     for (int t = 0; t < 4; t++) {
         u8x64 low[H], high[H];
@@ -64,13 +64,13 @@ NANO_INLINE void dot_nibbles(const uint8_t *w, const ActivationGroup &a, int lan
             high[h] = high_nibbles(both);
         }
         for (int m = 0; m < M; m++) {
-            const int32_t first_half = four(a.q[lane + m] + 4 * t), second_half = four(a.q[lane + m] + 16 + 4 * t);
+            const int32_t first_half = four(a[m].q + 4 * t), second_half = four(a[m].q + 16 + 4 * t);
             for (int h = 0; h < H; h++) step(acc[m][h], low[h], first_half);
             for (int h = 0; h < H; h++) step(acc[m][h], high[h], second_half);
         }
     }
     for (int m = 0; m < M; m++)
-        for (int h = 0; h < H; h++) dots[m][h] = end_nibbles(acc[m][h], a.sum[lane + m], offset);
+        for (int h = 0; h < H; h++) dots[m][h] = end_nibbles(acc[m][h], a[m].sum, offset);
 }
 
 }  // namespace nano::NANO_ISA
