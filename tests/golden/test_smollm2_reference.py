@@ -28,33 +28,39 @@ def model(smollm2_path):
     opened.close()
 
 
-def generate(backend: str, kv: str, model) -> np.ndarray:
-    """(prompts, STEPS) ids of all prompts at once, through the cache, as a session draws them."""
+def opened(backend: str, kv: str, model):
+    return registry.load("backends", backend).open(lower(model.spec), model.weights, tiny.plan(backend, kv, num_blocks=64))
+
+
+def generate(session) -> np.ndarray:
+    """(prompts, STEPS) ids of all prompts at once, through the cache, as a session of 64 blocks draws them."""
     blocks = [list(range(8 * i, 8 * i + 8)) for i in range(len(CASES))]
-    session = registry.load("backends", backend).open(lower(model.spec), model.weights, tiny.plan(backend, kv, num_blocks=64))
     parts, drawn = ([(np.array(case["prompt_ids"]), 0, b) for case, b in zip(CASES, blocks)], [])
     for _ in range(STEPS):
         ids = session.submit(tiny.batch(parts, "last", want_logits=False)).result().ids.copy()
         drawn.append(ids)
         parts = [(np.array([i]), first + len(given), b) for i, (given, first, b) in zip(ids, parts)]
-    session.close()
     return np.stack(drawn, axis=1)
 
 
 def test_reference_gives_transformers_tokens(model):
-    for ids, case in zip(generate("reference", "f32", model), CASES):
+    session = opened("reference", "f32", model)
+    for ids, case in zip(generate(session), CASES):
         assert ids.tolist() == case["ids"], case["prompt"]
+    session.close()
 
 
 def test_cpu_first_differs_where_two_tokens_are_nearly_alike(model):
     """llama.cpp's own rounding of this file turns gaps of up to 0.22 on such prompts."""
-    for ids, case in zip(generate("cpu", "f16", model), CASES):
+    session = opened("cpu", "f16", model)
+    for ids, case in zip(generate(session), CASES):
         differs = np.flatnonzero(ids != np.array(case["ids"]))
         if len(differs):
             step = int(differs[0])
             gap = case["gaps"][step]
             print(f"{case['prompt']!r} first differs at token {step}, where the two likeliest logits are {gap} apart")
             assert gap <= 0.3
+    session.close()
 
 
 def test_cpu_keeps_the_likeliest_two_apart_as_llama_cpp_does(model):
