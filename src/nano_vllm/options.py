@@ -42,7 +42,7 @@ class Options:
         enable_prefix_caching: keep the blocks of finished requests for prompts that begin alike.
         scheduler_policy: a file's name in policies/ (fifo, priority); "fcfs" is fifo.
         threads: of the CPU backend, no more than the processors this process may use; default the physical cores among them.
-        isa: instruction set of the CPU backend (generic, avx2, avx512, amx, neon, neon_dotprod); default the widest the processor has.
+        isa: instruction set of the CPU backend (generic, avx2, avx512, amx, neon, neon_dotprod); default: the processor's widest.
         enforce_eager: on a GPU, launch every kernel of every step instead of capturing steps as graphs.
         seed: from which requests without one draw theirs; None: from the operating system.
         cache_dir: where downloads of aliases go.
