@@ -1,8 +1,11 @@
 // Products of many rows on the tile unit of AMX-INT8. A unit's sums (16 rows × 16 outputs × the 32 or 16 columns that share a
 // scale) are exact in int32 and become floats as in linear.h, in the same order: the bits are the same, too.
 //
-// Weights of a block are unpacked to signed bytes, a slab of columns at a time, and meet all rows before the next slab does. While
-// the tile unit works on the next units, the vector unit scales what it did before: it is the one that bounds this.
+// Weights of a block are unpacked to signed bytes, a slab of columns at a time, and meet all rows before the next slab does. The
+// tile unit works on the next units while the vector unit scales what it did before; that is what bounds this. As long as the
+// tile unit works, Sapphire and Emerald Rapids multiply vectors on one port instead of two (measured: 64 fma take 64 cycles
+// instead of 32 as soon as one tile instruction is among them), and go on adding on both. So whole numbers become floats by an
+// addition, and nothing is multiplied that needs not be.
 #pragma once
 
 #include <utility>
@@ -106,20 +109,6 @@ NANO_INLINE void unpack(Slab<F, MINIMUM> &slab, const Matrix &, const uint8_t *b
     }
 }
 
-// A unit takes three rounds: its product begins, its sums are stored, they are scaled. A product takes longer than a round, and
-// nothing waits for it: it is stored two rounds after it began.
-using Sums = int32_t[ROWS][LANES];
-
-template <int R, Format F, bool MINIMUM>
-NANO_INLINE void begin_unit(const Slab<F, MINIMUM> &slab, const ActivationRow *x, int half, int unit, int units) {
-    if (unit >= units) return;
-    const int column = unit * UNIT<F>;
-    tile_zero<R>();
-    tile_load<4 + R % 2>(x[column / BLOCK * ROWS].q + column % BLOCK, sizeof(ActivationRow));
-    tile_load<6 + R % 2>(slab.w[half][unit], 64);
-    tile_multiply<R, 4 + R % 2, 6 + R % 2>();
-}
-
 // each(0) … each(M − 1), the numbers constants from the start: compilers keep an array in registers only then.
 template <int M, class F>
 NANO_INLINE void unrolled(const F &each) {
@@ -128,71 +117,170 @@ NANO_INLINE void unrolled(const F &each) {
     }(std::make_integer_sequence<int, M>());
 }
 
-template <int M, Format F, bool MINIMUM>
-NANO_INLINE void scale(Tile<M, 1> &tile, const Slab<F, MINIMUM> &slab, const ActivationRow *a, int half, int unit,
-                       const Sums &sums) {
-    const f32x16 factor = load(slab.scale[half][unit]);
-    unrolled<M>([&](auto row) __attribute__((always_inline)) {
-        constexpr int m = decltype(row)::value;
-        tile.sum[m][0] = fma(to_f32(load(sums[m])), factor * set1(a[m].scale), tile.sum[m][0]);
+// x as floats, exactly; |x| < 2^22. The sum's bits are those of the float 1.5 · 2^23 + x.
+NANO_INLINE f32x16 added_to_f32(i32x16 x) {
+    constexpr int32_t BITS = 0x4B400000;
+    return from_bits(x + set1(BITS)) - from_bits(set1(BITS));
+}
+
+using Sums = int32_t[ROWS][LANES];             // of a unit, as the tile unit leaves them
+using Kept = float[PANELS][2][ROWS][LANES];    // what the panels of a block hold between two slabs
+
+// A unit of a slab and of a panel. They are worked on in this order: those of a panel's first half, of its second, the next panel's.
+template <Format F, bool MINIMUM>
+struct Place {
+    const Slab<F, MINIMUM> &slab;
+    const ActivationRow *panel;  // its first unit
+    size_t stride;               // from a panel to the next
+    int units, panels;
+    int half = 0, unit = 0;
+
+    NANO_INLINE const ActivationRow *activations() const { return panel + unit * UNIT<F> / BLOCK * ROWS; }
+    NANO_INLINE const int8_t *columns() const { return activations()->q + unit * UNIT<F> % BLOCK; }
+    NANO_INLINE const int8_t *weights() const { return slab.w[half][unit]; }
+    // True where a half ends. The last panel follows itself, so that products may begin beyond the end, for nothing.
+    NANO_INLINE bool step() {
+        if (++unit < units) return false;
+        unit = 0;
+        if (half && panels > 1) panel += stride, panels--;
+        half ^= 1;
+        return true;
+    }
+};
+
+// One slab and some panels.
+template <Format F, bool MINIMUM>
+struct Panels {
+    const Slab<F, MINIMUM> &slab;
+    const ActivationRow *x;  // the slab's first column of the first panel
+    size_t stride;
+    int panels, units;
+    float (*kept)[2][ROWS][LANES];
+    bool first, last;        // slabs of the block
+    const Target &to;
+    int row, rows;           // the first one, and how many there are
+};
+
+template <Format F, bool MINIMUM>
+__attribute__((noinline)) void finish_half(const Panels<F, MINIMUM> &all, int panel, int half) {
+    const int begin = panel * ROWS, left = all.rows - begin < ROWS ? all.rows - begin : ROWS;
+    for (int m = 0; m < left; m++)
+        finish(Tile<1, 1>{{{load(all.kept[panel][half][m])}}}, all.to, all.row + begin + m, half);
+}
+
+template <int R, Format F, bool MINIMUM>
+NANO_INLINE void load_columns(const Place<F, MINIMUM> &begun) {
+    tile_load<4 + R % 2>(begun.columns(), sizeof(ActivationRow));
+}
+
+template <int R, Format F, bool MINIMUM>
+NANO_INLINE void multiply(const Place<F, MINIMUM> &begun) {
+    tile_load<6 + R % 2>(begun.weights(), 64);
+    tile_zero<R>();
+    tile_multiply<R, 4 + R % 2, 6 + R % 2>();
+}
+
+template <int FROM, int N, bool MINIMUM, int M>
+NANO_INLINE void scale(Tile<M, 1> &tile, const Sums &sums, const ActivationRow *a, f32x16 factor, f32x16 minimum) {
+    unrolled<N>([&](auto i) __attribute__((always_inline)) {
+        constexpr int m = FROM + decltype(i)::value;
+        tile.sum[m][0] = fma(added_to_f32(load(sums[m])), factor * set1(a[m].scale), tile.sum[m][0]);
+        if constexpr (MINIMUM) tile.sum[m][0] = fma(minimum, set1(a[m].shift), tile.sum[m][0]);
     });
-    if constexpr (MINIMUM) {
-        const f32x16 minimum = load(slab.minimum[half][unit]);
-        unrolled<M>([&](auto row) __attribute__((always_inline)) {
-            constexpr int m = decltype(row)::value;
-            tile.sum[m][0] = fma(minimum, set1(a[m].shift), tile.sum[m][0]);
-        });
-    }
 }
 
+// A round begins the product of a unit, stores the sums of an earlier one and scales those of one before that. A product takes longer
+// than a round, so that it is stored two rounds later, and read two later again, when the store has left the core's queue. The tile
+// unit's instructions are spread over the round. True at the end of a half.
 template <int R, int M, Format F, bool MINIMUM>
-NANO_INLINE void round_of(Tile<M, 1> &tile, const Slab<F, MINIMUM> &slab, const ActivationRow *x, int half, int unit, int units,
-                          Sums (&sums)[2]) {
-    if (unit >= units) return;
-    begin_unit<(R + 3) % 4>(slab, x, half, unit + 3, units);
-    if (unit + 1 < units) tile_store<(R + 1) % 4>(sums[(R + 1) % 2], 64);
-    scale(tile, slab, x + unit * UNIT<F> / BLOCK * ROWS, half, unit, sums[R % 2]);
+NANO_INLINE bool round_of(Tile<M, 1> &tile, Place<F, MINIMUM> &begun, Place<F, MINIMUM> &scaled, Sums (&sums)[4]) {
+    const ActivationRow *a = scaled.activations();
+    const f32x16 factor = load(scaled.slab.scale[scaled.half][scaled.unit]);
+    const f32x16 minimum = MINIMUM ? load(scaled.slab.minimum[scaled.half][scaled.unit]) : zero();
+    scale<0, M / 4, MINIMUM>(tile, sums[R], a, factor, minimum);
+    load_columns<R>(begun);
+    scale<M / 4, M / 4, MINIMUM>(tile, sums[R], a, factor, minimum);
+    multiply<R>(begun);
+    begun.step();
+    scale<M / 2, M / 4, MINIMUM>(tile, sums[R], a, factor, minimum);
+    tile_store<(R + 2) % 4>(sums[(R + 2) % 4], 64);
+    scale<3 * M / 4, M / 4, MINIMUM>(tile, sums[R], a, factor, minimum);
+    return scaled.step();
 }
 
 template <int M, Format F, bool MINIMUM>
-NANO_INLINE void add_slab(Tile<M, 1> &tile, const Slab<F, MINIMUM> &slab, const ActivationRow *x, int half, int units) {
-    alignas(64) Sums sums[2];
-    begin_unit<0>(slab, x, half, 0, units);
-    begin_unit<1>(slab, x, half, 1, units);
-    begin_unit<2>(slab, x, half, 2, units);
+NANO_INLINE void start(Tile<M, 1> &tile, const Panels<F, MINIMUM> &all, int panel, int half) {
+    // Stores wait for their lines in turn, those of the tile unit behind them. Rows that are not there may be asked for.
+    const float *out = all.last ? all.to.out + (all.row + panel * ROWS) * all.to.ldo + half * LANES : all.kept[panel][half][0];
+    const size_t ldo = all.last ? all.to.ldo : LANES;
+    unrolled<M>([&](auto m) __attribute__((always_inline)) {
+        __builtin_prefetch(out + decltype(m)::value * ldo, 1);
+        tile.sum[decltype(m)::value][0] = all.first ? zero() : load(all.kept[panel][half][decltype(m)::value]);
+    });
+}
+
+template <int M, Format F, bool MINIMUM>
+NANO_INLINE void stop(const Tile<M, 1> &tile, const Panels<F, MINIMUM> &all, int panel, int half) {
+    const Target &to = all.to;
+    const bool whole = to.n == BLOCK && all.rows - panel * ROWS >= M && !to.bias;
+    if (all.last && whole) {
+        float *out = to.out + (all.row + panel * ROWS) * to.ldo + half * LANES;
+        const size_t ldo = to.ldo;
+        if (to.accumulate)
+            unrolled<M>([&](auto m) __attribute__((always_inline)) {
+                constexpr int i = decltype(m)::value;
+                store(out + i * ldo, load(out + i * ldo) + tile.sum[i][0]);
+            });
+        else
+            unrolled<M>([&](auto m) __attribute__((always_inline)) {
+                store(out + decltype(m)::value * ldo, tile.sum[decltype(m)::value][0]);
+            });
+        return;
+    }
+    float (*kept)[LANES] = all.kept[panel][half];
+    unrolled<M>([&](auto m) __attribute__((always_inline)) {
+        store(kept[decltype(m)::value], tile.sum[decltype(m)::value][0]);
+    });
+    if (all.last) finish_half(all, panel, half);
+}
+
+// Adds a slab's part to the kept sums of M rows of each panel.
+template <int M, Format F, bool MINIMUM>
+void add_panels(const Panels<F, MINIMUM> &all) {
+    alignas(64) Sums sums[4];
+    Place<F, MINIMUM> begun{all.slab, all.x, all.stride, all.units, all.panels}, scaled = begun;
+    load_columns<0>(begun), multiply<0>(begun), begun.step();
+    load_columns<1>(begun), multiply<1>(begun), begun.step();
+    load_columns<2>(begun), multiply<2>(begun), begun.step();
     tile_store<0>(sums[0], 64);
-    for (int unit = 0; unit < units; unit += 4) {
-        round_of<0>(tile, slab, x, half, unit, units, sums);
-        round_of<1>(tile, slab, x, half, unit + 1, units, sums);
-        round_of<2>(tile, slab, x, half, unit + 2, units, sums);
-        round_of<3>(tile, slab, x, half, unit + 3, units, sums);
-    }
-}
-
-// What the panels of a block hold between two slabs.
-using Kept = float[PANELS][2][ROWS][LANES];
-
-NANO_INLINE void finish_kept(const float (&kept)[ROWS][LANES], const Target &to, int row, int half, int rows) {
-    for (int m = 0; m < rows; m++) finish(Tile<1, 1>{{{load(kept[m])}}}, to, row + m, half);
-}
-
-template <int M, Format F, bool MINIMUM>
-void add_panel(const Slab<F, MINIMUM> &slab, const ActivationRow *x, int units, float (&kept)[2][ROWS][LANES], bool first,
-               bool last, const Target &to, int row, int rows) {
-    if (last)  // stores wait for lines in turn, those of the tile unit behind them
-        for (int m = 0; m < rows; m++)
-            for (int half = 0; half < 2; half++) __builtin_prefetch(to.out + (row + m) * to.ldo + half * LANES, 1);
-    for (int half = 0; half < 2; half++) {
-        Tile<M, 1> tile;
-        unrolled<M>([&](auto m) __attribute__((always_inline)) {
-            tile.sum[decltype(m)::value][0] = first ? zero() : load(kept[half][decltype(m)::value]);
-        });
-        add_slab(tile, slab, x, half, units);
-        unrolled<M>([&](auto m) __attribute__((always_inline)) {
-            store(kept[half][decltype(m)::value], tile.sum[decltype(m)::value][0]);
-        });
-        if (last) finish_kept(kept[half], to, row, half, rows);
-    }
+    load_columns<3>(begun), multiply<3>(begun), begun.step();
+    tile_store<1>(sums[1], 64);
+    Tile<M, 1> tile;
+    int turn = 0;  // the round that is next
+    for (int panel = 0; panel < all.panels; panel++)
+        for (int half = 0; half < 2; half++) {
+            start(tile, all, panel, half);
+            for (bool ends = false; !ends;) {
+                switch (turn) {
+                case 0:
+                    turn = 1;
+                    if ((ends = round_of<0>(tile, begun, scaled, sums))) break;
+                    [[fallthrough]];
+                case 1:
+                    turn = 2;
+                    if ((ends = round_of<1>(tile, begun, scaled, sums))) break;
+                    [[fallthrough]];
+                case 2:
+                    turn = 3;
+                    if ((ends = round_of<2>(tile, begun, scaled, sums))) break;
+                    [[fallthrough]];
+                case 3:
+                    turn = 0;
+                    ends = round_of<3>(tile, begun, scaled, sums);
+                }
+            }
+            stop(tile, all, panel, half);
+        }
 }
 
 // Rows [begin, end) of one block, at most PANELS panels.
@@ -204,22 +292,23 @@ NANO_INLINE void amx_block(TileShape &shape, const Matrix &w, const uint8_t *blo
     for (int column = 0; column < w.k; column += SLAB) {
         const int stop = w.k - column < SLAB ? w.k : column + SLAB, units = (stop - column) / UNIT<F>;
         unpack(slab, w, block, column, stop);
-        for (int row = begin; row < end; row += ROWS) {
-            const int rows = end - row < ROWS ? end - row : ROWS;
-            const ActivationRow *x = a.at(row) + column / BLOCK * ROWS;
-            const auto add = [&](auto add_of) __attribute__((always_inline)) {
-                add_of(slab, x, units, kept[(row - begin) / ROWS], column == 0, stop == w.k, to, row, rows);
-            };
-            shape.set((rows + 3) / 4 * 4, UNIT<F>);
-            if (rows > 12)
-                add(add_panel<16, F, MINIMUM>);
-            else if (rows > 8)
-                add(add_panel<12, F, MINIMUM>);
-            else if (rows > 4)
-                add(add_panel<8, F, MINIMUM>);
-            else
-                add(add_panel<4, F, MINIMUM>);
-        }
+        const auto add = [&](auto M, int row, int panels, int rows) __attribute__((always_inline)) {
+            constexpr int m = decltype(M)::value;
+            const size_t stride = (size_t)(w.k / BLOCK) * ROWS;
+            shape.set(m, UNIT<F>);
+            add_panels<m>(Panels<F, MINIMUM>{slab, a.at(row) + column / BLOCK * ROWS, stride, panels, units,
+                                             kept + (row - begin) / ROWS, column == 0, stop == w.k, to, row, rows});
+        };
+        const int whole = (end - begin) / ROWS, row = begin + whole * ROWS, left = end - row;
+        if (whole) add(std::integral_constant<int, 16>(), begin, whole, whole * ROWS);
+        if (left > 12)
+            add(std::integral_constant<int, 16>(), row, 1, left);
+        else if (left > 8)
+            add(std::integral_constant<int, 12>(), row, 1, left);
+        else if (left > 4)
+            add(std::integral_constant<int, 8>(), row, 1, left);
+        else if (left)
+            add(std::integral_constant<int, 4>(), row, 1, left);
     }
 }
 
