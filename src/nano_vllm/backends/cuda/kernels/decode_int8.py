@@ -96,8 +96,14 @@ def _words(numbers, at, seen, TILE: tl.constexpr, SIZE: tl.constexpr, WORDS: tl.
 
 
 @triton.jit
-def _scores(high, low, k, scale, seen):
-    """(LANES, TILE, 1)"""
+def _scales(key_scales, value_scales, at, seen):
+    """(1, TILE, 1) of keys and of values."""
+    return tl.load(key_scales + at, mask=seen, other=0.0), tl.load(value_scales + at, mask=seen, other=0.0)
+
+
+@triton.jit
+def _scores(high, low, k, scale, unit, seen):
+    """(LANES, TILE, 1). scale: of the keys, unit: of the heads' q."""
     zero = tl.zeros((high[0].shape[0], k.shape[1], k.shape[2] // 4), tl.int32)
     k, upper = _fours(k), zero
     for n in tl.static_range(4):
@@ -105,7 +111,7 @@ def _scores(high, low, k, scale, seen):
     lower = upper * 128
     for n in tl.static_range(4):
         lower = _products(k[n] + zero, low[n] + zero, lower)
-    return tl.where(seen, tl.sum(lower, axis=2, keep_dims=True).to(tl.float32) * scale, -1.0e30)
+    return tl.where(seen, tl.sum(lower, axis=2, keep_dims=True).to(tl.float32) * scale * unit, -1.0e30)
 
 
 @triton.jit
@@ -142,16 +148,14 @@ def _decode(
     high, low_plane = _fours(high), _fours(low_plane)
     a_k, b_k = _words(keys, a_at, a_seen, TILE, SIZE, WORDS), _words(keys, b_at, b_seen, TILE, SIZE, WORDS)
     a_v, b_v = _words(values, a_at, a_seen, TILE, SIZE, WORDS), _words(values, b_at, b_seen, TILE, SIZE, WORDS)
+    a_scale, a_weight = _scales(key_scales, value_scales, a_at + i, a_seen)
+    b_scale, b_weight = _scales(key_scales, value_scales, b_at + i, b_seen)
     m = tl.full((LANES, TILE, 1), -1.0e30, tl.float32)
     mass = tl.zeros((LANES, TILE, 1), tl.float32)
     weights = tl.zeros((LANES, TILE, 1), tl.float32)
     acc0, acc1 = tl.zeros((LANES, TILE, WORDS), tl.float32), tl.zeros((LANES, TILE, WORDS), tl.float32)
     acc2, acc3 = acc0, acc1
     for first in range(start, end, 2 * TILE):  # two tiles, while the next two are under way, and where those after them are
-        a_scale = tl.load(key_scales + a_at + i, mask=a_seen, other=0.0) * unit
-        b_scale = tl.load(key_scales + b_at + i, mask=b_seen, other=0.0) * unit
-        a_weight = tl.load(value_scales + a_at + i, mask=a_seen, other=0.0)
-        b_weight = tl.load(value_scales + b_at + i, mask=b_seen, other=0.0)
         a_counts, b_counts = a_seen, b_seen
         if WINDOW:
             a_counts, b_counts = a_seen & (first + i >= low), b_seen & (first + TILE + i >= low)
@@ -161,7 +165,10 @@ def _decode(
         b_block = tl.load(table + (after + 3 * TILE) // BLOCK, mask=after + 3 * TILE < end, other=0)
         a_seen, b_seen = after + i < end, after + TILE + i < end
         a_next, b_next = _words(keys, a_at, a_seen, TILE, SIZE, WORDS), _words(keys, b_at, b_seen, TILE, SIZE, WORDS)
-        a, b = _scores(high, low_plane, a_k, a_scale, a_counts), _scores(high, low_plane, b_k, b_scale, b_counts)
+        a_next_scale, a_next_weight = _scales(key_scales, value_scales, a_at + i, a_seen)
+        b_next_scale, b_next_weight = _scales(key_scales, value_scales, b_at + i, b_seen)
+        a = _scores(high, low_plane, a_k, a_scale, unit, a_counts)
+        b = _scores(high, low_plane, b_k, b_scale, unit, b_counts)
         highest = tl.maximum(m, tl.maximum(a, b))
         share = tl.exp2(m - highest)
         a, b = tl.where(a_counts, tl.exp2(a - highest), 0.0), tl.where(b_counts, tl.exp2(b - highest), 0.0)
@@ -174,6 +181,7 @@ def _decode(
         acc2 = acc2 * share + a * _placed(u, one, 2) + b * _placed(v, one, 2)
         acc3 = acc3 * share + a * _placed(u, one, 3) + b * _placed(v, one, 3)
         a_k, b_k = a_next, b_next
+        a_scale, b_scale, a_weight, b_weight = a_next_scale, b_next_scale, a_next_weight, b_next_weight
         a_v, b_v = _words(values, a_at, a_seen, TILE, SIZE, WORDS), _words(values, b_at, b_seen, TILE, SIZE, WORDS)
     highest = tl.max(m, axis=1, keep_dims=True)
     share = tl.exp2(m - highest)
