@@ -26,7 +26,7 @@ Prompt = str | dict[str, Any] | Sequence[int]
 
 
 class LLM:
-    """A loaded model: `LLM("smollm2")`, an alias, a Hugging Face id, a folder or a .gguf file.
+    """A loaded model: `LLM("smollm2")`, an alias, a Hugging Face id, a folder, a .nano or .gguf file.
 
     Keywords are the fields of `Options`. Use it as a context manager, or call `close()`: both free everything.
     Its methods may be called from several threads; all requests share one engine.

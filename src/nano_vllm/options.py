@@ -19,7 +19,7 @@ class Options:
     """Options of a model and its engine. vLLM's names where vLLM has one.
 
     Attributes:
-        model: alias, Hugging Face id, folder, or .gguf file.
+        model: alias, Hugging Face id, folder, .nano or .gguf file.
         tokenizer: folder or tokenizer.json to use instead of the model's own.
         backend: auto, or a file's name in backends/ (cpu, cuda, reference).
         revision: of a Hugging Face id.

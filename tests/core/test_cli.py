@@ -522,8 +522,9 @@ def test_info_wants_one_model(capsys, opened):
 
 def test_info_of_a_folder_without_a_template(opened, tmp_path):
     from nano_vllm.cli import info
+    from nano_vllm.text.files import Folder
 
-    opened.metadata = None
+    opened.metadata, opened.files = None, Folder(tmp_path)
     assert info.tokenizer(opened) == "none; no chat template"
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "y"}')

@@ -17,7 +17,7 @@ SMALL, LARGE = (16, 128, 64), (256, 1024, 1024)  # num_prompts, input_len, outpu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "alias, Hugging Face id, folder or .gguf file; the same as --model"
+    text = "alias, Hugging Face id, folder, .nano or .gguf file; the same as --model"
     parser.add_argument("name", nargs="?", metavar="model", help=text)
     few, many = ((f"{small}, on a GPU {large}") for small, large in zip(SMALL[:2], LARGE[:2]))
     counts = {

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from dataclasses import fields
 
-from ..errors import NanoVLLMError
+from ..errors import NanoVLLMError, OptionError
 from . import _flags, _terminal
 
 HELP = "what a model holds, what is planned for it, what each backend says"
@@ -18,8 +18,9 @@ RESERVED = "reserved; a block takes memory only when it is first used"  # as tes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "alias, Hugging Face id, folder or .gguf file; the same as --model"
+    text = "alias, Hugging Face id, folder, .nano or .gguf file; the same as --model"
     parser.add_argument("name", nargs="?", metavar="model", help=text)
+    parser.add_argument("--verify", action="store_true", help="read all of a .nano file and compare its checksums")
     _flags.add(parser, "model and engine", _flags.model_flags())
 
 
@@ -79,13 +80,24 @@ def tokenizer(opened) -> str:
     else:
         from ..text.folder import read_config
 
-        template = read_config(opened.path).get("chat_template")
+        template = read_config(opened.files).get("chat_template")
         try:
-            parts = [json.loads((opened.path / "tokenizer.json").read_bytes())["model"]["type"]]
-        except (OSError, ValueError, KeyError, TypeError):
+            parts = [json.loads(opened.files.read("tokenizer.json") or b"{}")["model"]["type"]]
+        except (ValueError, KeyError, TypeError):
             parts = []
     kind = ", ".join(str(part) for part in parts if part) or "none"
     return f"{kind}; {'has a chat template' if template else 'no chat template'}"
+
+
+def verified(path) -> str:
+    """That all of a .nano file is what was written. OptionError for what has no checksums, ModelFileError naming damage."""
+    from ..sources import nano
+
+    if not nano.is_nano(path):
+        raise OptionError(f"{path} has no checksums", "only .nano files have them", "Leave out --verify, or convert the model.")
+    header = nano.read_header(path)
+    nano.verify(header)
+    return f"of {len(header.tensors)} tensors and {len(header.parts)} texts are right"
 
 
 def plan(options, program, infos) -> None:
@@ -140,6 +152,8 @@ def main(args: argparse.Namespace) -> int:
     opened = open_model(resolve(asked.model, asked))
     try:
         describe(opened)
+        if args.verify:
+            line("checksums", verified(opened.path))
         plan(asked, lower(opened.spec), opened.weights.infos)
         backends(asked)
     finally:

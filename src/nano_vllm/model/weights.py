@@ -14,14 +14,28 @@ from typing import BinaryIO
 
 import numpy as np
 
-from .. import registry
-from ..errors import ModelFileError, ModelNotFound, NanoVLLMError, UnsupportedModel
+from ..errors import ModelFileError, ModelNotFound, NanoVLLMError
 from ..formats import Tensor, reorder
-from ..sources import gguf, gguf_config, safetensors
+from ..sources import nano
+from ..text.files import Files
+from .found import Entry, find, source
 from .spec import Model, parameters
 
-Entry = gguf.GGUFTensor | safetensors.StoredTensor
 SIZES = ("vocab_size", "hidden_size", "head_dim", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies as the CPU kernels read it: a vector as float32, a matrix packed as native/matrix.h says (n32).
+
+    Attributes:
+        offset: bytes from the start of the file; a multiple of 64, from 64 KiB on of 4096.
+        nbytes: of the packed tensor, the padding of its last block included.
+    """
+
+    path: Path
+    offset: int
+    nbytes: int
 
 
 class Weights(Mapping[str, Tensor]):
@@ -34,21 +48,23 @@ class Weights(Mapping[str, Tensor]):
     def __init__(self, entries: dict[str, Entry], path: Path, orders: dict[str, np.ndarray]) -> None:
         self._entries, self._path, self._orders = entries, path, orders
         self._files: dict[Path, BinaryIO] = {}
-        self.infos = {name: _source(entry).info(entry, name) for name, entry in entries.items()}
+        self.infos = {name: source(entry).info(entry, name) for name, entry in entries.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]
-        tensor = _source(entry).read(self._file(entry), entry, name)
+        tensor = source(entry).read(self._file(entry), entry, name)
         return reorder(tensor, self._orders[name]) if name in self._orders else tensor
 
     def lines(self, name: str, first: int, count: int) -> Tensor:
         """Rows `first` to `first` + count of a tensor; only they are read. Where heads are put in order, whole heads."""
         entry = self._entries[name]
-        row = entry.nbytes // entry.shape[0]
-        shape = (count, *entry.shape[1:])
-        part = replace(entry, shape=shape, offset=entry.offset + first * row, nbytes=count * row)
-        tensor = _source(entry).read(self._file(entry), part, name)
+        tensor = source(entry).lines(self._file(entry), entry, name, first, count)
         return reorder(tensor, self._orders[name][first : first + count] - first) if name in self._orders else tensor
+
+    def place(self, name: str) -> Place | None:
+        """Where a tensor can be mapped or streamed from as it is; None where its source keeps it in another way."""
+        entry = self._entries[name]
+        return Place(self._path, entry.offset, entry.nbytes) if isinstance(entry, nano.NanoTensor) else None
 
     def _file(self, entry: Entry) -> BinaryIO:
         path = getattr(entry, "path", self._path)
@@ -81,8 +97,9 @@ class OpenedModel:
     Attributes:
         config: as in config.json; from a GGUF file's metadata in the same spelling.
         generation_config: of the folder; empty without one.
-        metadata: of a GGUF file, else None.
+        metadata: of a GGUF file, also where a .nano file carries it; else None.
         path: the folder or file.
+        files: what reads the tokenizer's files where there is no metadata.
     """
 
     spec: Model
@@ -91,19 +108,21 @@ class OpenedModel:
     generation_config: dict
     metadata: dict | None
     path: Path
+    files: Files | None = None
 
     def tokenizer(self):
         """The model's own `text.tokenizer.Tokenizer`."""
         from ..text.tokenizer import Tokenizer
 
-        return Tokenizer.from_folder(self.path) if self.metadata is None else Tokenizer.from_gguf(self.metadata)
+        return Tokenizer.from_files(self.files) if self.metadata is None else Tokenizer.from_gguf(self.metadata)
 
     def close(self) -> None:
         self.weights.close()
 
 
 def open_model(path: str | Path) -> OpenedModel:
-    """Opens a .gguf file, or a folder with config.json and safetensors. No tensor is read, but both of a pair that may be one.
+    """Opens a .nano or .gguf file, or a folder with config.json and safetensors. No tensor is read, but both of a pair that may
+    be one.
 
     Raises:
         ModelNotFound: there is nothing at `path`.
@@ -111,43 +130,13 @@ def open_model(path: str | Path) -> OpenedModel:
         UnsupportedModel: its architecture, a tensor's type or a setting is not supported.
     """
     path = Path(path)
-    if path.is_dir():
-        config = safetensors.read_json(path / "config.json")
-        module = architecture([*_names(config.get("architectures")), *_names(config.get("model_type"))])
-        found, rename, interleaved = safetensors.read_folder(path), module.rename, False
-        generation, metadata = path / "generation_config.json", None
-        generation_config = safetensors.read_json(generation) if generation.is_file() else {}
-    elif path.is_file():
-        header = gguf.read_header(path)
-        module = architecture([gguf_config.architecture(header)])
-        config, metadata, generation_config = gguf_config.config(header), header.metadata, {}
-        found, rename, interleaved = header.tensors, gguf_config.rename, getattr(module, "GGUF_INTERLEAVED_ROPE", False)
-    else:
+    if not path.is_dir() and not path.is_file():
         raise ModelNotFound(f"there is no model at {path}", "the path does not exist", "Check it for a slip.")
-    spec = _describe(path, module, config, found)
-    spec, entries = _fill(path, spec, _renamed(path, found, rename))
-    weights = Weights(entries, path, _orders(spec) if interleaved else {})
-    return OpenedModel(spec, config, weights, generation_config, metadata, path)
-
-
-def architecture(names: list[str]) -> ModuleType:
-    """The module in architectures/ that answers to the first name that any answers to."""
-    modules = registry.modules("architectures").values()
-    for name in names:
-        for module in modules:
-            if name in module.NAMES:
-                return module
-    known = ", ".join(sorted(name for module in modules for name in module.NAMES))
-    said = f"the architecture {' or '.join(map(repr, names))} is not supported" if names else "the config names no architecture"
-    raise UnsupportedModel(said, f"supported are {known}")
-
-
-def _names(value: object) -> list[str]:
-    return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, str)]
-
-
-def _source(entry: Entry) -> ModuleType:
-    return gguf if isinstance(entry, gguf.GGUFTensor) else safetensors
+    found = find(path)
+    spec = _describe(path, found.module, found.config, found.tensors)
+    spec, entries = _fill(path, spec, _renamed(path, found.tensors, found.rename))
+    weights = Weights(entries, path, _orders(spec) if found.interleaved else {})
+    return OpenedModel(spec, found.config, weights, found.generation_config, found.metadata, path, found.files)
 
 
 def _describe(path: Path, module: ModuleType, config: dict, found: Mapping[str, Entry]) -> Model:
@@ -229,7 +218,7 @@ def _settle_head(path: Path, spec: Model, entries: dict[str, Entry]) -> tuple[Mo
 
 def _equal(path: Path, one: Entry, other: Entry) -> bool:
     """Same type, shape and bits; compared a piece at a time."""
-    if one.shape != other.shape or one.nbytes != other.nbytes or _source(one).info(one, "") != _source(other).info(other, ""):
+    if one.shape != other.shape or one.nbytes != other.nbytes or source(one).info(one, "") != source(other).info(other, ""):
         return False
     piece = 1 << 22
     with open(getattr(one, "path", path), "rb") as a, open(getattr(other, "path", path), "rb") as b:

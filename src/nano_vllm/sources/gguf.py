@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -197,6 +197,17 @@ def read(file: BinaryIO, tensor: GGUFTensor, name: str) -> Tensor:
                 planes[field] = np.empty((count, *part.shape[1:]), part.dtype)
             planes[field][first : first + len(part)] = part
     return Tensor(info(tensor, name), {field: plane.reshape(*tensor.shape[:-1], -1) for field, plane in planes.items()})
+
+
+def lines(file: BinaryIO, tensor: GGUFTensor, name: str, first: int, count: int) -> Tensor:
+    """Rows `first` to `first` + count of a tensor; only they are read."""
+    return read(file, rows_of(tensor, first, count), name)
+
+
+def rows_of(entry, first: int, count: int):
+    """The entry of some rows of a tensor whose rows lie one after the other."""
+    row = entry.nbytes // entry.shape[0]
+    return replace(entry, shape=(count, *entry.shape[1:]), offset=entry.offset + first * row, nbytes=count * row)
 
 
 def _unwoven(kind: str, blocks: np.ndarray) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 MOST = 10_000  # names of a folder that are looked at
 SHOWN = 3
+ENDINGS = (".gguf", ".nano")
 
 
 def missing(typed: str, path: Path) -> tuple[str, str]:
@@ -17,7 +18,7 @@ def missing(typed: str, path: Path) -> tuple[str, str]:
         return f"it is a link to {os.readlink(path)}, which does not exist", ""
     if path.exists():
         return "it is neither a file nor a folder", ""
-    kind = "file" if path.suffix == ".gguf" else "file or folder"
+    kind = "file" if path.suffix in ENDINGS else "file or folder"
     above = next((folder for folder in reversed(path.parents) if not folder.is_dir()), None)
     if above is not None:
         return f"this {kind} does not exist, since {above} is no folder" if above.exists() else f"there is no folder {above}", ""
@@ -32,18 +33,18 @@ def missing(typed: str, path: Path) -> tuple[str, str]:
 
 def _bare(name: str) -> str:
     """What two names are compared by: their common ending would make all alike."""
-    return name.casefold().removesuffix(".gguf")
+    return name.casefold().removesuffix(".gguf").removesuffix(".nano")
 
 
 def _names(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of a folder's .gguf files, and of the folders in it."""
+    """Names of a folder's model files, and of the folders in it."""
     models, folders = [], []
     try:
         with os.scandir(folder) as entries:
             for entry in islice(entries, MOST):
                 if entry.is_dir():
                     folders.append(entry.name)
-                elif entry.name.endswith(".gguf") and entry.is_file():
+                elif entry.name.endswith(ENDINGS) and entry.is_file():
                     models.append(entry.name)
     except OSError:  # a folder that may not be read
         pass

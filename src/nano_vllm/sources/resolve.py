@@ -1,4 +1,4 @@
-"""From what the user typed to a path: alias, folder, .gguf file, or Hugging Face id."""
+"""From what the user typed to a path: alias, folder, .nano or .gguf file, or Hugging Face id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import registry
 from ..errors import ModelNotFound
 from ..options import Options
 from . import catalog
-from .nearest import missing
+from .nearest import ENDINGS, missing
 from .safetensors import INDEX, SINGLE
 
 WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model"]
@@ -21,7 +21,7 @@ REPOSITORY = re.compile(rf"({PART}/{PART})(?:[:/](.+\.gguf))?", re.ASCII)
 
 
 def resolve(model: str, options: Options | None = None) -> Path:
-    """The folder or .gguf file that `model` means. An alias wins over a folder of its name (write ./name for that).
+    """The folder, .nano or .gguf file that `model` means. An alias wins over a folder of its name (write ./name for that).
 
     A Hugging Face id is `org/name` for a folder of safetensors, `org/name:file.gguf` or `org/name/file.gguf` for a file of
     that repository; `name/file.gguf` is a path. The Hugging Face cache is tried first and without a network; HF_HOME and
@@ -45,7 +45,7 @@ def resolve(model: str, options: Options | None = None) -> Path:
         why = getattr(error, "strerror", None) or str(error)
         raise ModelNotFound(f"no model {model!r:.200}", why, "Check the path and its permissions.") from None
     found = REPOSITORY.fullmatch(model)
-    if found and not (found[2] is None and model.endswith(".gguf")):
+    if found and not (found[2] is None and model.endswith(ENDINGS)):
         try:
             revision = options.revision if options else None
             return _hub_file(found[1], found[2], revision) if found[2] else _hub_folder(found[1], revision)
@@ -59,26 +59,26 @@ def resolve(model: str, options: Options | None = None) -> Path:
     else:
         why = "it is no alias, no path that exists, and no Hugging Face id"
         mend = registry.nearest(model, catalog.ALIASES)
-    forms = f"Give a folder, a .gguf file, org/name of Hugging Face, or an alias: {', '.join(catalog.ALIASES)}."
+    forms = f"Give a folder, a .nano or .gguf file, org/name of Hugging Face, or an alias: {', '.join(catalog.ALIASES)}."
     raise ModelNotFound(f"no model {model!r}", why, mend or forms)
 
 
 def _means_a_path(model: str) -> bool:
     """Not what could be a misspelt alias or Hugging Face id."""
-    return model.endswith(".gguf") or (":" not in model and any(mark in model for mark in {"/", os.sep, "~"}))
+    return model.endswith(ENDINGS) or (":" not in model and any(mark in model for mark in {"/", os.sep, "~"}))
 
 
 def _inside(folder: Path) -> Path:
-    """The folder itself, or its one .gguf file where it has no config.json."""
+    """The folder itself, or its one .gguf or .nano file where it has no config.json."""
     if (folder / "config.json").is_file():
         return folder
-    files = sorted(folder.glob("*.gguf"))
+    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
     if len(files) == 1:
         return files[0]
     why = (
-        f"it holds {len(files)} .gguf files: {', '.join(f.name for f in files[:5])}"
+        f"it holds {len(files)} model files: {', '.join(f.name for f in files[:5])}"
         if files
-        else "neither config.json nor a .gguf file"
+        else "neither config.json nor a .gguf or .nano file"
     )
     raise ModelNotFound(f"{folder} does not say which model it holds", why, "Name the file." if files else "Check the path.")
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import ModelFileError, UnsupportedModel
 from ..formats import Tensor, TensorInfo, describe
-from .gguf import fill
+from .gguf import fill, rows_of
 
 HEADER_LIMIT = 100_000_000  # bytes, the format's own
 FORMATS = {"F32": ("f32", "<f4"), "F16": ("f16", "<f2"), "BF16": ("bf16", "<u2")}
@@ -157,3 +157,8 @@ def read(file: BinaryIO, tensor: StoredTensor, name: str) -> Tensor:
     file.seek(tensor.offset)
     values = np.empty(tensor.shape, FORMATS[tensor.dtype][1])
     return Tensor(info(tensor, name), {"values": fill(file, values, tensor.name)})
+
+
+def lines(file: BinaryIO, tensor: StoredTensor, name: str, first: int, count: int) -> Tensor:
+    """Rows `first` to `first` + count of a tensor; only they are read."""
+    return read(file, rows_of(tensor, first, count), name)

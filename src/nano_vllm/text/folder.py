@@ -5,36 +5,39 @@ from __future__ import annotations
 import json
 import re
 import threading
-from pathlib import Path
 
 from ..errors import ModelFileError, ModelNotFound, UnsupportedModel
+from .files import Files
 from .pretokenizers import byte_level
 from .spm import SPACE
 
+TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
+CONFIGS = ("special_tokens_map.json", "tokenizer_config.json", "chat_template.json")
+ALL = (TOKENIZER, *CONFIGS, TEMPLATE)  # what a model's file must carry along
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def _json(path: Path) -> dict:
+def _json(name: str, text: bytes) -> dict:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelFileError(f"{path.name} cannot be read", str(error)) from None
+        content = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{name} cannot be read", str(error)) from None
     if not isinstance(content, dict):
-        raise ModelFileError(f"{path.name} is not an object", f"it holds {type(content).__name__}")
+        raise ModelFileError(f"{name} is not an object", f"it holds {type(content).__name__}")
     return content
 
 
-def read_config(folder: Path) -> dict:
+def read_config(files: Files) -> dict:
     """tokenizer_config.json; names it lacks from special_tokens_map.json, the template from chat_template.jinja if there."""
     config: dict = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json", "chat_template.json"):
-        if (folder / name).is_file():
-            config |= {k: v for k, v in _json(folder / name).items() if v is not None}
-    if (folder / "chat_template.jinja").is_file():
+    for name in CONFIGS:
+        if (text := files.read(name)) is not None:
+            config |= {k: v for k, v in _json(name, text).items() if v is not None}
+    if (text := files.read(TEMPLATE)) is not None:
         try:
-            config["chat_template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        except (ValueError, OSError) as error:
-            raise ModelFileError("chat_template.jinja cannot be read", str(error)) from None
+            config["chat_template"] = text.decode("utf-8")
+        except ValueError as error:
+            raise ModelFileError(f"{TEMPLATE} cannot be read", str(error)) from None
     return config
 
 
@@ -46,19 +49,20 @@ def _template(config: dict) -> str | None:
     return source.get("default") if isinstance(source, dict) else source
 
 
-def open_folder(path: Path, config: dict) -> dict:
-    """Arguments of `Tokenizer` from a tokenizer.json and the content of tokenizer_config.json.
+def open_folder(files: Files, name: str, config: dict) -> dict:
+    """Arguments of `Tokenizer` from a tokenizer.json, called `name`, and the content of tokenizer_config.json.
 
     BOS and EOS around a text are what tokenizer.json's post-processor says, as in transformers 5, not the config's add_bos_token.
     """
     from tokenizers import Tokenizer
 
-    if not path.is_file():
-        raise ModelNotFound(f"no {path.name} in {path.parent}", "", "Give a folder that has one, or use --tokenizer.")
+    text = files.read(name)
+    if text is None:
+        raise ModelNotFound(f"no {name} in {files.where}", "", "Give a folder that has one, or use --tokenizer.")
     try:
-        core = Tokenizer.from_file(str(path))
+        core = Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises bare Exception
-        raise ModelFileError(f"{path} is not a tokenizer", str(error)) from None
+        raise ModelFileError(f"{name} of {files.where} is not a tokenizer", str(error)) from None
     core.no_truncation()
     core.no_padding()
     codec = FolderCodec(core)

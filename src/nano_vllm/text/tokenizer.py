@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import PromptError
+from .files import Files, Folder
 
 
 class Codec(Protocol):
@@ -87,19 +88,26 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """From a folder with tokenizer.json; tokenizer_config.json, special_tokens_map.json, chat_template.jinja are read too."""
-        from .folder import read_config
-
-        return cls.from_file(Path(path) / "tokenizer.json", read_config(Path(path)))
+        return cls.from_files(Folder(Path(path)))
 
     @classmethod
-    def from_file(cls, tokenizer_json: str | Path, config: dict | None = None) -> Tokenizer:
-        """From a tokenizer.json and the content of tokenizer_config.json.
+    def from_files(cls, files: Files) -> Tokenizer:
+        """The same from wherever these files are.
 
-        Raises ModelNotFound where it is missing, ModelFileError where it is broken; UnsupportedModel for an unknown decoder.
+        Raises ModelNotFound where tokenizer.json is missing, ModelFileError where it is broken; UnsupportedModel for an unknown
+        decoder.
         """
+        from .folder import TOKENIZER, open_folder, read_config
+
+        return cls(**open_folder(files, TOKENIZER, read_config(files)))
+
+    @classmethod
+    def from_file(cls, tokenizer_json: str | Path) -> Tokenizer:
+        """From a tokenizer.json alone. Raises as `from_files`."""
         from .folder import open_folder
 
-        return cls(**open_folder(Path(tokenizer_json), config or {}))
+        path = Path(tokenizer_json)
+        return cls(**open_folder(Folder(path.parent), path.name, {}))
 
     @property
     def vocab_size(self) -> int:
