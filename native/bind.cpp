@@ -12,6 +12,11 @@
 
 #include "session.h"
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -85,6 +90,24 @@ int add_matrix(Session &session, const std::string &name, int n, int k, int grou
                         plane(sub_mins, n, groups, int64_t(bytes.sub_mins), "sub_mins")};
     nb::gil_scoped_release release;
     return session.add_matrix(shape, planes);
+}
+
+int add_packed(Session &session, const std::string &name, int n, int k, int group, bool minimum, const Array1<uint8_t> &data) {
+    return session.add_packed({format(name), n, k, group, minimum, data.data(), data.size()});
+}
+
+// Mapped bytes become resident, read from the disk where they must be; where the system cannot do that they are asked for.
+void populate(const Array1<uint8_t> &data) {
+#if defined(__unix__) || defined(__APPLE__)
+    nb::gil_scoped_release release;
+    const auto mask = uintptr_t(sysconf(_SC_PAGESIZE)) - 1;
+    const auto begin = reinterpret_cast<uintptr_t>(data.data()) & ~mask;
+    const size_t bytes = reinterpret_cast<uintptr_t>(data.data()) + data.size() - begin;
+#ifdef MADV_POPULATE_READ
+    if (madvise(reinterpret_cast<void *>(begin), bytes, MADV_POPULATE_READ) == 0) return;
+#endif
+    madvise(reinterpret_cast<void *>(begin), bytes, MADV_WILLNEED);  // a wish
+#endif
 }
 
 template <class T>
@@ -200,6 +223,7 @@ NB_MODULE(_native, module) {
             return names;
         },
         "Those that were compiled in and that this processor has, widest first.");
+    module.def("populate", &populate, "data"_a, "Reads mapped bytes from the disk where they are not in memory.");
     nb::module_ kernels = module.def_submodule("kernels");
     bind_kernels(kernels);
     nb::class_<Session> session(module, "Session");
@@ -220,6 +244,7 @@ NB_MODULE(_native, module) {
         .def("add_matrix", &add_matrix, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "values"_a,
              "scales"_a.none() = nb::none(), "mins"_a.none() = nb::none(), "high"_a.none() = nb::none(),
              "sub_scales"_a.none() = nb::none(), "sub_mins"_a.none() = nb::none())
+        .def("add_packed", &add_packed, "format"_a, "n"_a, "k"_a, "group"_a, "minimum"_a, "data"_a, nb::keep_alive<1, 7>())
         .def("seal", &Session::seal)
         .def("run", &run, "tokens"_a, "positions"_a, "starts"_a, "blocks"_a, "wanted"_a, "trace"_a = false)
         .def("logits", &logits, "rows"_a)
@@ -233,6 +258,7 @@ NB_MODULE(_native, module) {
                  out["weights"] = use.weights;
                  out["kv"] = use.kv;
                  out["scratch"] = use.scratch;
+                 out["mapped"] = use.mapped;
                  return out;
              })
         .def("fill_cache", &Session::fill_cache, "byte"_a);

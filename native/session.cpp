@@ -81,11 +81,25 @@ int Session::add_vector(const float *values, int size) {
     return int(vectors_.size()) - 1;
 }
 
-int Session::add_matrix(const Matrix &shape, const Planes &planes) {
+void Session::check_matrix(const Matrix &shape) {
     require(shape.n >= 1 && shape.k >= 1, "a matrix must have rows and columns");
     require(!shape.quantized() || (shape.group >= 32 && shape.group % 32 == 0 && shape.k % shape.group == 0),
             "columns must come in whole groups");
     require(!has_super_blocks(shape.format) || shape.group == SUPER, "super-blocks have 256 columns");
+}
+
+int Session::add_packed(Matrix matrix) {
+    check_matrix(matrix);
+    require(matrix.bytes == packed_bytes(matrix.format, matrix.n, matrix.k, matrix.group, matrix.minimum),
+            "a packed matrix does not have the bytes of its shape");
+    require(reinterpret_cast<uintptr_t>(matrix.data) % 64 == 0, "a packed matrix must begin at a multiple of 64 bytes");
+    matrices_.push_back(matrix);
+    mapped_ += matrix.bytes;
+    return int(matrices_.size()) - 1;
+}
+
+int Session::add_matrix(const Matrix &shape, const Planes &planes) {
+    check_matrix(shape);
     const size_t bytes = packed_bytes(shape.format, shape.n, shape.k, shape.group, shape.minimum);
     uint8_t *packed = weights_.take(bytes);
     pool_.run([&](int thread) {
@@ -266,7 +280,8 @@ void Session::draw(Sampling parameters, int32_t *ids) {
 
 MemoryUse Session::memory() const {
     MemoryUse use{weights_.bytes(), 0,
-                  activations_.bytes() + partials_.bytes() + sampler_.bytes() + sequence_.size() * sizeof(int32_t)};
+                  activations_.bytes() + partials_.bytes() + sampler_.bytes() + sequence_.size() * sizeof(int32_t),
+                  mapped_};
     for (const auto &vector : vectors_) use.weights += vector.memory.bytes();
     for (const auto &cache : caches_)
         for (const Memory *part : cache.parts()) use.kv += part->bytes();

@@ -42,8 +42,9 @@ struct Copy {
     std::vector<float> values;
 };
 
+// Bytes that were allocated, and of matrices that lie in memory of others.
 struct MemoryUse {
-    size_t weights, kv, scratch;
+    size_t weights, kv, scratch, mapped;
 };
 
 // Built by the add_* calls, each of which returns the index that ops refer to, then `seal`. Not for two threads at once.
@@ -57,6 +58,7 @@ public:
     int add_cache(int kv_heads, int head_size);
     int add_vector(const float *values, int size);
     int add_matrix(const Matrix &shape, const Planes &planes);  // packs a copy
+    int add_packed(Matrix matrix);  // whose data is packed already, and stays where it is as long as the session
     void add_op(Op op);
     void seal();
 
@@ -106,6 +108,7 @@ private:
     };
     struct Current;  // the step under way, current.h
 
+    static void check_matrix(const Matrix &shape);
     void check_buffer(int buffer, int width) const;
     void check_vector(int vector, int size, bool optional) const;
     void check_step(const StepInput &input) const;
@@ -138,8 +141,9 @@ private:
     std::vector<Rope> ropes_;
     std::vector<Cache> caches_;
     std::vector<Vector> vectors_;
-    std::vector<Matrix> matrices_;  // in weights_
+    std::vector<Matrix> matrices_;  // in weights_, or packed where others keep them
     Arena weights_;
+    size_t mapped_ = 0;
     std::vector<Planned> ops_;
     bool sealed_ = false;
     int logits_ = -1;

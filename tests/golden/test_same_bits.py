@@ -107,3 +107,11 @@ def test_same_bits_of_a_long_prompt(isa, options, smollm2_path, expected_long):
     """1,500 tokens, whole or in chunks of 512, and again as a cache hit."""
     with opened(smollm2_path, isa, **options) as llm:
         assert hashes(llm, [LONG, LONG], together=False, new=2) == [expected_long] * 2
+
+
+def test_a_converted_file_has_the_same_bits(expected, smollm2_path, tmp_path):
+    """The matrices lie in a `.nano` file as the kernels read them, and are used there."""
+    from nano_vllm.conversion import convert_model
+
+    with LLM(convert_model(smollm2_path, tmp_path / "m.nano"), num_blocks=300, threads=THREADS) as llm:
+        assert hashes(llm, prompts(), together=True) == expected

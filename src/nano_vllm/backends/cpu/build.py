@@ -8,9 +8,10 @@ from types import ModuleType
 import numpy as np
 
 from ...errors import ModelFileError, UnsupportedModel
-from ...formats import Tensor
+from ...formats import Tensor, TensorInfo
 from ...memory.plan import Plan
 from ...model.program import Attend, Embed, Gate, Linear, Normalize, Program, Rotate, Select
+from .mapped import Mapped
 
 MAX_HEAD_SIZE = 256
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -21,10 +22,11 @@ VALUES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 class Builder:
     """Attributes:
     session: the native session, complete after `build`.
+    mapped: the weights that it uses where they lie in a file.
     """
 
     def __init__(self, native: ModuleType, program: Program, weights: Mapping[str, Tensor], plan: Plan) -> None:
-        self.program, self.weights = program, weights
+        self.program, self.weights, self.mapped = program, weights, Mapped(weights)
         self.session = native.Session(
             threads=plan.threads, isa=plan.isa, max_rows=plan.max_num_batched_tokens, vocab=program.vocab_size,
             kv_type=plan.kv_cache_dtype, block_size=plan.block_size, num_blocks=plan.num_blocks,
@@ -51,30 +53,28 @@ class Builder:
     def _load(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self.weights:
             raise ModelFileError(f"the model has no tensor {name!r}")
-        tensor = self.weights[name]
-        if tuple(tensor.info.shape) != shape:
-            raise ModelFileError(f"tensor {name!r} has the wrong shape", f"{tensor.info.shape}, the config asks for {shape}")
+        info = self.weights.infos[name] if hasattr(self.weights, "infos") else self.weights[name].info
+        if tuple(info.shape) != shape:
+            raise ModelFileError(f"tensor {name!r} has the wrong shape", f"{info.shape}, the config asks for {shape}")
         if len(shape) == 1:
-            self.vectors[name] = self.session.add_vector(np.ascontiguousarray(tensor.unpack(), np.float32))
+            self.vectors[name] = self.session.add_vector(np.ascontiguousarray(self.weights[name].unpack(), np.float32))
         else:
-            self.matrices[name] = self._matrix(name, tensor)
+            self.matrices[name] = self._matrix(name, info)
 
-    def _matrix(self, name: str, tensor: Tensor) -> int:
-        info, planes = tensor.info, tensor.planes
+    def _matrix(self, name: str, info: TensorInfo) -> int:
         quantized = info.format in QUANTIZED
         if not quantized and info.format not in VALUES:
             known = ", ".join((*QUANTIZED, *VALUES))
             raise UnsupportedModel(f"tensor {name!r} is in format {info.format!r}", f"the cpu backend reads {known}")
         if quantized and info.shape[1] % 32:
             raise UnsupportedModel(f"tensor {name!r} has {info.shape[1]} columns", "quantized columns must come in groups of 32")
-        return self.session.add_matrix(
-            format=info.format,
-            n=info.shape[0],
-            k=info.shape[1],
-            group=info.group,
-            minimum=info.minimum,
-            **{"values" if plane == "quants" else plane: np.ascontiguousarray(array) for plane, array in planes.items()},
-        )
+        shape = {"format": info.format, "n": info.shape[0], "k": info.shape[1], "group": info.group, "minimum": info.minimum}
+        packed = self.mapped.packed(name)
+        if packed is not None:
+            return self.session.add_packed(**shape, data=packed)
+        planes = self.weights[name].planes
+        arrays = {"values" if plane == "quants" else plane: np.ascontiguousarray(array) for plane, array in planes.items()}
+        return self.session.add_matrix(**shape, **arrays)
 
     def _add(self, op) -> None:
         session, buffers, vectors = self.session, self.buffers, self.vectors

@@ -49,7 +49,8 @@ class Session:
     def __init__(self, native: ModuleType, program: Program, weights: Mapping[str, Tensor], plan: Plan) -> None:
         self.program, self.plan = program, plan
         try:
-            self.native = Builder(native, program, weights, plan).build()
+            builder = Builder(native, program, weights, plan)
+            self.native, self._read_ahead = builder.build(), builder.mapped.read_ahead(native)
         except MemoryError as error:
             raise NotEnoughMemory(
                 "the model cannot be loaded",
@@ -65,7 +66,8 @@ class Session:
             raise
         except ValueError as error:
             raise UnsupportedModel("the cpu backend cannot run this model", str(error)) from error
-        self.weight_bytes = self.native.memory()["weights"]
+        memory = self.native.memory()
+        self.weight_bytes = memory["weights"] + memory["mapped"]
         self.kv_bytes_per_token = kv_bytes_per_token(program, plan.kv_cache_dtype)
         self.last_ids: np.ndarray | None = None
 
@@ -85,11 +87,14 @@ class Session:
         return dict(zip((op.name for op in self.program.ops), self._run(batch, True), strict=True))
 
     def memory(self) -> dict[str, int]:
-        """Bytes allocated by owner: weights, kv, scratch."""
+        """Bytes allocated by owner: weights, kv, scratch; and mapped, weights used where they lie in a file."""
         return self._open().memory()
 
     def close(self) -> None:
         """Frees weights, cache and buffers, and ends the threads."""
+        if self._read_ahead is not None:
+            self._read_ahead.stop()
+            self._read_ahead = None
         self.native = None
 
     def _open(self):
