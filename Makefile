@@ -43,8 +43,11 @@ test-cuda:  ## the CUDA backend's tests on a card, with the Python that has PyTo
 
 bench: bench-cpu
 
+# llama.cpp's own code for AMX ends the process (tilezero before a tile is configured, in llama-cpp-python 0.3.36).
+LLAMA_FLAGS = -DGGML_NATIVE=ON -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__
+
 bench-cpu: install  ## beside its peers, in one run; builds llama-cpp-python (minutes)
-	$(REQUIREMENTS) bench | CMAKE_ARGS="-DGGML_NATIVE=ON" $(BIN)/pip install --quiet --no-binary llama-cpp-python -r /dev/stdin
+	$(REQUIREMENTS) bench | CMAKE_ARGS="$(LLAMA_FLAGS)" $(BIN)/pip install --quiet --no-binary llama-cpp-python -r /dev/stdin
 	$(BIN)/python -m benchmarks.cpu $(ARGS)
 
 llama-server: install  ## llama.cpp's server for bench-cpu, into .venv/bin, from llama-cpp-python's source (minutes)
@@ -53,7 +56,7 @@ llama-server: install  ## llama.cpp's server for bench-cpu, into .venv/bin, from
 		$$($(REQUIREMENTS) bench | grep llama-cpp-python)
 	tar xzf build/llama.cpp/llama_cpp_python-*.tar.gz --directory build/llama.cpp --strip-components 1
 	PATH="$(CURDIR)/$(BIN):$$PATH" && cd build/llama.cpp && cmake -S vendor/llama.cpp -B build -G Ninja \
-		-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
+		-DCMAKE_BUILD_TYPE=Release $(LLAMA_FLAGS) -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
 		-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF && cmake --build build --target llama-server
 	cp build/llama.cpp/build/bin/llama-server $(BIN)/
 

@@ -3,6 +3,9 @@
 
 #include "matrix.h"
 #include "simd.h"
+#ifdef NANO_ISA_amx
+#include "amx.h"
+#endif
 
 namespace nano::NANO_ISA {
 
@@ -68,7 +71,30 @@ NANO_INLINE size_t spin_fma(size_t steps) {
     return steps * CHAINS * LANES + (size_t)reduce_add(all);
 }
 
+#ifdef NANO_ISA_amx
+// Tiles of as many columns as share a scale.
+NANO_INLINE size_t spin_tiles(int columns, size_t steps) {
+    constexpr int ROWS = 16;
+    const Unknown zeros;
+    TileShape shape;
+    shape.set(ROWS, columns);
+    tile_load<4>(zeros.bytes, 64);
+    tile_load<6>(zeros.bytes, 64);
+    for (size_t i = 0; i < steps; i++) {
+        tile_multiply<0, 4, 6>();
+        tile_multiply<1, 4, 6>();
+        tile_multiply<2, 4, 6>();
+        tile_multiply<3, 4, 6>();
+    }
+    return steps * 4 * ROWS * LANES * columns;
+}
+#endif
+
 inline size_t spin(Format format, size_t steps) {
+#ifdef NANO_ISA_amx
+    if (format == Format::q6_k) return spin_tiles(16, steps);
+    if (format == Format::q4 || format == Format::q8 || format == Format::q4_k || format == Format::q5_k) return spin_tiles(32, steps);
+#endif
     if (format == Format::q4 || format == Format::q4_k)
         return spin_dots(steps, [] { return begin_nibbles(0, 0); }, [](Nibbles acc) { return end_nibbles(acc, 0, 0); });
     if (format == Format::q8) return spin_dots(steps, [] { return begin_bytes(0); }, [](Bytes acc) { return end_bytes(acc); });

@@ -32,6 +32,7 @@ from .plot import svg
 
 ROOT = Path(__file__).parents[2]
 ONNX = "m1-q4_1"  # the file from whose numbers onnxruntime's model is made
+PAUSE = 0.5  # s before an engine's turn: threads of the one before may still spin
 DEFAULT = f"default the first {len(NAMES)}, of --quick the first"
 
 
@@ -76,6 +77,7 @@ def run_all(workers: list[Worker], wanted: list[Line], sizes: Sizes) -> tuple[di
         for repeat in range(-1, sizes.repeats):  # the first warms up and does not count
             phases = draw(run, sizes, rng, repeat + 1)
             for worker in (w for w in workers if w.absent is None and serves(w.engine, [group])):
+                time.sleep(PAUSE)
                 answers = [worker(phase) for phase in phases]
                 if None in answers:
                     continue

@@ -132,7 +132,7 @@ ENGINES = {OURS: Nano, "llama.cpp": Llama, "llama-server": LlamaServer, "OpenVIN
 SERVES = {"llama-server": ("throughput", "shared", "scaling"), "onnxruntime": ("latency", "prefill")}
 INSTALL = {
     OURS: "pip install .",
-    "llama.cpp": 'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python ".[bench]"',
+    "llama.cpp": "`make bench-cpu` builds it for this processor",
     "llama-server": "`make llama-server` builds it from llama-cpp-python's source; or name one that you have with --llama-server",
     "OpenVINO": "python -m venv .venv/openvino && .venv/openvino/bin/pip install openvino-genai==2026.4.1",
     "onnxruntime": "python -m venv .venv/onnx && .venv/onnx/bin/pip install onnxruntime-genai==0.18.0 onnx-ir torch==2.13.0 "
